@@ -95,21 +95,21 @@ enum {
   SAGEATTN_E_BUFFER_TOO_SMALL = 106, /* *needed says what the buffer must hold */
 
   /* 200..299: this library, backend or machine cannot do it. */
-  SAGEATTN_E_UNSUPPORTED = 200,      /* the message says what can be done instead */
-  SAGEATTN_E_NO_DEVICE = 201,        /* no driver, no device, or no such ordinal */
-  SAGEATTN_E_DRIVER_TOO_OLD = 202,   /* the message names the version needed */
-  SAGEATTN_E_NVRTC_NOT_FOUND = 203,  /* the message lists what was tried */
-  SAGEATTN_E_NVRTC_TOO_OLD = 204,    /* the message names the version needed */
-  SAGEATTN_E_KERNEL_MISSING = 205,   /* NO_JIT, and no blob or cache entry holds the kernel */
-  SAGEATTN_E_BAD_BLOB = 206,         /* not a blob, damaged, or of another build */
+  SAGEATTN_E_UNSUPPORTED = 200,     /* the message says what can be done instead */
+  SAGEATTN_E_NO_DEVICE = 201,       /* no driver, no device, or no such ordinal */
+  SAGEATTN_E_DRIVER_TOO_OLD = 202,  /* the message names the version needed */
+  SAGEATTN_E_NVRTC_NOT_FOUND = 203, /* the message lists what was tried */
+  SAGEATTN_E_NVRTC_TOO_OLD = 204,   /* the message names the version needed */
+  SAGEATTN_E_KERNEL_MISSING = 205,  /* NO_JIT, and no blob or cache entry holds the kernel */
+  SAGEATTN_E_BAD_BLOB = 206,        /* not a blob, damaged, or of another build */
 
   /* 300..399: resources. */
   SAGEATTN_E_OUT_OF_MEMORY = 300,
 
   /* 400..499: something failed while running. */
-  SAGEATTN_E_CUDA = 400,             /* the driver returned an error; the message quotes it */
-  SAGEATTN_E_COMPILE = 401,          /* NVRTC refused a kernel; its log is in the message */
-  SAGEATTN_E_SELFTEST = 402,         /* the self-test found a wrong result; do not use it */
+  SAGEATTN_E_CUDA = 400,     /* the driver returned an error; the message quotes it */
+  SAGEATTN_E_COMPILE = 401,  /* NVRTC refused a kernel; its log is in the message */
+  SAGEATTN_E_SELFTEST = 402, /* the self-test found a wrong result; do not use it */
 
   /* 500..599: a defect of this library. Please report it. */
   SAGEATTN_E_INTERNAL = 500
@@ -117,16 +117,16 @@ enum {
 
 /* Flags of a context. */
 enum {
-  SAGEATTN_CONTEXT_NO_JIT = 1,          /* never compile: kernels come from blobs or cache only */
-  SAGEATTN_CONTEXT_NO_DISK_CACHE = 2,   /* neither read nor write the kernel cache on disk */
-  SAGEATTN_CONTEXT_CACHE_READ_ONLY = 4  /* read the kernel cache on disk, never write it */
+  SAGEATTN_CONTEXT_NO_JIT = 1,         /* never compile: kernels come from blobs or cache only */
+  SAGEATTN_CONTEXT_NO_DISK_CACHE = 2,  /* neither read nor write the kernel cache on disk */
+  SAGEATTN_CONTEXT_CACHE_READ_ONLY = 4 /* read the kernel cache on disk, never write it */
 };
 
 /* Who computes. */
 enum {
   SAGEATTN_BACKEND_AUTO = 0, /* CUDA if a driver, a device and a supported arch exist, else CPU */
   SAGEATTN_BACKEND_CUDA = 1,
-  SAGEATTN_BACKEND_CPU = 2   /* the specification: the same numerics, on host memory */
+  SAGEATTN_BACKEND_CPU = 2 /* the specification: the same numerics, on host memory */
 };
 
 /* Level of a log message. */
@@ -175,7 +175,7 @@ enum {
 
 /* Which elements of Q, and of K, share one quantization scale. */
 enum {
-  SAGEATTN_GRANULARITY_AUTO = 0, /* PER_THREAD */
+  SAGEATTN_GRANULARITY_AUTO = 0,       /* PER_THREAD */
   SAGEATTN_GRANULARITY_PER_THREAD = 1, /* the rows whose products one GPU thread holds */
   SAGEATTN_GRANULARITY_PER_WARP = 2,   /* Q: rows of a warp; K: a tile of b_k keys */
   SAGEATTN_GRANULARITY_PER_BLOCK = 3,  /* Q: a tile of b_q queries; K: a tile of b_k keys */
@@ -192,7 +192,7 @@ enum {
 
 /* Values of smooth_v: subtract from V its mean over keys, and add it back to the output. */
 enum {
-  SAGEATTN_SMOOTH_V_AUTO = 0,     /* GROUP with TWO_LEVEL FP8, else OFF */
+  SAGEATTN_SMOOTH_V_AUTO = 0, /* FP8: GROUP with TWO_LEVEL, SEQUENCE with F16; else OFF */
   SAGEATTN_SMOOTH_V_OFF = 1,
   SAGEATTN_SMOOTH_V_SEQUENCE = 2, /* mean over the sequence */
   SAGEATTN_SMOOTH_V_GROUP = 3     /* mean over each promotion group of keys */
@@ -282,14 +282,14 @@ typedef struct sageattn_error {
 /* How a context is made. All zero is a good default. Strings and hooks: see each field. */
 typedef struct sageattn_context_desc {
   uint32_t struct_size;
-  uint32_t flags;      /* SAGEATTN_CONTEXT_* or-ed */
-  int32_t backend;     /* SAGEATTN_BACKEND_* */
-  int32_t device;      /* CUDA device ordinal, from 0; must be 0 with BACKEND_CPU */
-  int32_t target_arch; /* 0: the device's. Else 80, 86, 89, 90 or 120: the arch to compile for or,
+  uint32_t flags;        /* SAGEATTN_CONTEXT_* or-ed */
+  int32_t backend;       /* SAGEATTN_BACKEND_* */
+  int32_t device;        /* CUDA device ordinal, from 0; must be 0 with BACKEND_CPU */
+  int32_t target_arch;   /* 0: the device's. Else 80, 86, 89, 90 or 120: the arch to compile for or,
                           with the CPU backend, whose tiles and accumulation to emulate (0: 90) */
-  int32_t num_threads; /* of the CPU backend, the calling thread included, 1..1024; 0: one for
+  int32_t num_threads;   /* of the CPU backend, the calling thread included, 1..1024; 0: one for
                           each processor this process may use */
-  const char *cache_dir;  /* kernel cache folder, UTF-8; NULL: $SAGEATTN_CACHE_DIR, else
+  const char *cache_dir; /* kernel cache folder, UTF-8; NULL: $SAGEATTN_CACHE_DIR, else
                              $XDG_CACHE_HOME/sageattn, else $HOME/.cache/sageattn. Copied */
   const char *nvrtc_path; /* NVRTC to load, file or folder; NULL: search. Copied */
   /* Host allocator for the context's and plans' own objects. Both hooks or neither. alloc returns
@@ -332,33 +332,33 @@ typedef struct sageattn_attn_desc {
   float sm_scale;       /* finite, any sign, 0 included (then out is the mean of V) */
 
   /* Limits: every execute stays within them; the workspace is sized for them. */
-  int32_t max_batch;     /* sequences an execute, 1..2^24; 0: 1 */
-  int32_t max_qo_len;    /* required: queries a sequence, 1..2^30 */
-  int32_t max_kv_len;    /* required: keys a sequence, 1..2^30 */
-  int64_t max_total_qo;  /* BATCH_VARLEN: packed queries, gaps included, 1..2^54; 0: max_batch *
+  int32_t max_batch;    /* sequences an execute, 1..2^24; 0: 1 */
+  int32_t max_qo_len;   /* required: queries a sequence, 1..2^30 */
+  int32_t max_kv_len;   /* required: keys a sequence, 1..2^30 */
+  int64_t max_total_qo; /* BATCH_VARLEN: packed queries, gaps included, 1..2^54; 0: max_batch *
                             max_qo_len. DENSE: 0 */
-  int64_t max_total_kv;  /* BATCH_VARLEN: packed keys, likewise; 0: max_batch * max_kv_len.
+  int64_t max_total_kv; /* BATCH_VARLEN: packed keys, likewise; 0: max_batch * max_kv_len.
                             DENSE: 0 */
 
   /* Numerics. Each AUTO is resolved when the plan is made; sageattn_plan_info shows how. */
-  int32_t qk_format;      /* SAGEATTN_QK_* */
-  int32_t qk_granularity; /* SAGEATTN_GRANULARITY_* */
-  int32_t smooth_q;       /* SAGEATTN_SMOOTH_* */
-  int32_t smooth_k;       /* SAGEATTN_SMOOTH_* */
-  int32_t smooth_v;       /* SAGEATTN_SMOOTH_V_* */
-  int32_t v_scale;        /* SAGEATTN_V_SCALE_* */
-  int32_t rotation;       /* SAGEATTN_ROTATION_* */
-  int32_t pv_format;      /* SAGEATTN_PV_* */
-  int32_t row_sum;        /* SAGEATTN_ROW_SUM_* */
-  int32_t pv_accum;       /* SAGEATTN_PV_ACCUM_* */
+  int32_t qk_format;          /* SAGEATTN_QK_* */
+  int32_t qk_granularity;     /* SAGEATTN_GRANULARITY_* */
+  int32_t smooth_q;           /* SAGEATTN_SMOOTH_* */
+  int32_t smooth_k;           /* SAGEATTN_SMOOTH_* */
+  int32_t smooth_v;           /* SAGEATTN_SMOOTH_V_* */
+  int32_t v_scale;            /* SAGEATTN_V_SCALE_* */
+  int32_t rotation;           /* SAGEATTN_ROTATION_* */
+  int32_t pv_format;          /* SAGEATTN_PV_* */
+  int32_t row_sum;            /* SAGEATTN_ROW_SUM_* */
+  int32_t pv_accum;           /* SAGEATTN_PV_ACCUM_* */
   int32_t promotion_interval; /* keys between promotions of the PV accumulator, and keys a V
                                  group; a multiple of 32 that divides b_k or is a multiple of it.
                                  0: AUTO: 64 with pv_accum F16, else 512 with smooth_v or v_scale
                                  GROUP, else b_k with TWO_LEVEL, else never. At most 64 with F16.
                                  Must be 0 with SINGLE_LEVEL (which has no GROUP), and with F32
                                  unless there is a GROUP */
-  int32_t kernel;         /* SAGEATTN_KERNEL_* */
-  int32_t pv_model;       /* SAGEATTN_PV_MODEL_*; other than AUTO: CPU backend only, and with FP8
+  int32_t kernel;             /* SAGEATTN_KERNEL_* */
+  int32_t pv_model; /* SAGEATTN_PV_MODEL_*; other than AUTO: CPU backend only, and with FP8
                              summed TWO_LEVEL or SINGLE_LEVEL */
 
   /* Reserved: not yet possible, so anything but 0 is SAGEATTN_E_UNSUPPORTED. */
@@ -447,11 +447,11 @@ typedef struct sageattn_lse_tensor {
  * and the int32 arrays alike, so that a captured graph can change lengths). */
 typedef struct sageattn_execute_args {
   uint32_t struct_size;
-  int32_t batch;  /* sequences, 0..max_batch */
-  int32_t qo_len; /* DENSE: 0..max_qo_len. VARLEN: 0 */
-  int32_t kv_len; /* DENSE: 0..max_kv_len. VARLEN: 0 */
-  int64_t total_qo; /* VARLEN: tokens in q and out, 0..max_total_qo. DENSE: 0 */
-  int64_t total_kv; /* VARLEN: tokens in k and v, 0..max_total_kv. DENSE: 0 */
+  int32_t batch;           /* sequences, 0..max_batch */
+  int32_t qo_len;          /* DENSE: 0..max_qo_len. VARLEN: 0 */
+  int32_t kv_len;          /* DENSE: 0..max_kv_len. VARLEN: 0 */
+  int64_t total_qo;        /* VARLEN: tokens in q and out, 0..max_total_qo. DENSE: 0 */
+  int64_t total_kv;        /* VARLEN: tokens in k and v, 0..max_total_kv. DENSE: 0 */
   sageattn_const_tensor q; /* [batch, qo_len, num_qo_heads, head_dim] in the plan's layout */
   sageattn_const_tensor k; /* [batch, kv_len, num_kv_heads, head_dim] */
   sageattn_const_tensor v; /* [batch, kv_len, num_kv_heads, head_dim_v] */
@@ -474,26 +474,26 @@ typedef struct sageattn_execute_args {
 /* Two tensors to compare, in host memory, shape [batch, len, num_heads, head_dim]. */
 typedef struct sageattn_compare_args {
   uint32_t struct_size;
-  int32_t out_dtype; /* required: SAGEATTN_F16, BF16 or F32 */
-  int32_t ref_dtype; /* required */
-  int32_t layout;    /* SAGEATTN_LAYOUT_*, for all-zero strides */
+  int32_t out_dtype;                       /* required: SAGEATTN_F16, BF16 or F32 */
+  int32_t ref_dtype;                       /* required */
+  int32_t layout;                          /* SAGEATTN_LAYOUT_*, for all-zero strides */
   int32_t batch, len, num_heads, head_dim; /* >= 0 each; batch * num_heads below 2^31 */
-  sageattn_const_tensor out; /* what is judged */
-  sageattn_const_tensor ref; /* what it should be */
+  sageattn_const_tensor out;               /* what is judged */
+  sageattn_const_tensor ref;               /* what it should be */
 } sageattn_compare_args;
 
 /* Metrics over all elements, and the worst over the heads (batch items times heads). Non-finite
  * elements on either side are counted and left out of the sums; so look at the counts first. */
 typedef struct sageattn_compare_result {
   uint32_t struct_size;
-  int32_t worst_head; /* batch index * num_heads + head of worst_cos_sim; -1 if there is none */
-  int64_t count;          /* elements compared */
-  int64_t nonfinite_out;  /* NaN or Inf in out */
-  int64_t nonfinite_ref;  /* NaN or Inf in ref */
-  double cos_sim;     /* sum(o r) / sqrt(sum o^2 sum r^2); 1 if both are all zero */
-  double rel_l1;      /* sum|o - r| / sum|r| */
-  double rmse;        /* sqrt(mean (o - r)^2) */
-  double rel_error;   /* |o - r|_F / |r|_F */
+  int32_t worst_head;    /* batch index * num_heads + head of worst_cos_sim; -1 if there is none */
+  int64_t count;         /* elements compared */
+  int64_t nonfinite_out; /* NaN or Inf in out */
+  int64_t nonfinite_ref; /* NaN or Inf in ref */
+  double cos_sim;        /* sum(o r) / sqrt(sum o^2 sum r^2); 1 if both are all zero */
+  double rel_l1;         /* sum|o - r| / sum|r| */
+  double rmse;           /* sqrt(mean (o - r)^2) */
+  double rel_error;      /* |o - r|_F / |r|_F */
   double max_abs_error;
   double worst_cos_sim, worst_rel_l1, worst_rmse, worst_rel_error; /* over the heads */
 } sageattn_compare_result;

@@ -54,12 +54,12 @@ struct Launch {
   const void* k;
   const void* v;
   void* out;
-  float* lse;  // may be null
+  float* lse;                                                         // may be null
   Strides q_strides, k_strides, v_strides, out_strides, lse_strides;  // lse: dim unused
-  const int32_t* cu_seqlens_q;   // VARLEN
-  const int32_t* cu_seqlens_kv;  // VARLEN
-  const int32_t* seqused_kv;     // may be null
-  int32_t* status;               // may be null
+  const int32_t* cu_seqlens_q;                                        // VARLEN
+  const int32_t* cu_seqlens_kv;                                       // VARLEN
+  const int32_t* seqused_kv;                                          // may be null
+  int32_t* status;                                                    // may be null
   void* workspace;
   size_t workspace_size;
 };

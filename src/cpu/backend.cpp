@@ -18,8 +18,7 @@ namespace sageattn::cpu {
 namespace {
 
 static_assert(static_cast<int>(MaskKind::kNone) == SAGEATTN_MASK_NONE);
-static_assert(static_cast<int>(MaskKind::kCausalBottomRight) ==
-              SAGEATTN_MASK_CAUSAL_BOTTOM_RIGHT);
+static_assert(static_cast<int>(MaskKind::kCausalBottomRight) == SAGEATTN_MASK_CAUSAL_BOTTOM_RIGHT);
 static_assert(static_cast<int>(MaskKind::kCausalTopLeft) == SAGEATTN_MASK_CAUSAL_TOP_LEFT);
 static_assert(static_cast<int>(MaskKind::kWindow) == SAGEATTN_MASK_WINDOW);
 
@@ -27,20 +26,28 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 PFormat format_of(int32_t pv_format) {
   switch (pv_format) {
-    case SAGEATTN_PV_F16: return PFormat::kF16;
-    case SAGEATTN_PV_E5M2: return PFormat::kE5M2;
-    case SAGEATTN_PV_I8: return PFormat::kI8;
-    default: return PFormat::kE4M3;
+    case SAGEATTN_PV_F16:
+      return PFormat::kF16;
+    case SAGEATTN_PV_E5M2:
+      return PFormat::kE5M2;
+    case SAGEATTN_PV_I8:
+      return PFormat::kI8;
+    default:
+      return PFormat::kE4M3;
   }
 }
 
 // The factor that brings P from [0, 1] to its format's range.
 float p_factor(PFormat format) {
   switch (format) {
-    case PFormat::kE4M3: return E4M3::kMax;
-    case PFormat::kE5M2: return E5M2::kMax;
-    case PFormat::kI8: return 127.0f;
-    case PFormat::kF16: break;
+    case PFormat::kE4M3:
+      return E4M3::kMax;
+    case PFormat::kE5M2:
+      return E5M2::kMax;
+    case PFormat::kI8:
+      return 127.0f;
+    case PFormat::kF16:
+      break;
   }
   return 1.0f;
 }
@@ -169,9 +176,7 @@ struct RowWriter {
   }
 
  private:
-  int64_t batch_index() const {
-    return task.plan.batch_mode == SAGEATTN_BATCH_VARLEN ? 0 : batch;
-  }
+  int64_t batch_index() const { return task.plan.batch_mode == SAGEATTN_BATCH_VARLEN ? 0 : batch; }
 };
 
 void finish_row(const Task& task, const AttendTile& t, int kv_head, int64_t first_row, int row,
@@ -206,12 +211,11 @@ void attend_q_tile(const Task& task, int batch, int head, int64_t q_tile, Scratc
   const Sequence& sequence = task.areas.sequences[batch];
   const int kv_head = head / (plan.num_qo_heads / plan.num_kv_heads);
   const int64_t first_row = q_tile * plan.tile.b_q;
-  const auto rows =
-      static_cast<int>(std::min<int64_t>(plan.tile.b_q, sequence.qo_len - first_row));
+  const auto rows = static_cast<int>(std::min<int64_t>(plan.tile.b_q, sequence.qo_len - first_row));
   const RowWriter writer{task, batch, head};
 
-  const Band band = make_band(static_cast<MaskKind>(plan.mask), plan.window_left,
-                              plan.window_right, sequence.qo_len, sequence.kv_len);
+  const Band band = make_band(static_cast<MaskKind>(plan.mask), plan.window_left, plan.window_right,
+                              sequence.qo_len, sequence.kv_len);
   int32_t first_key = sequence.kv_len, end_key = 0;
   for (int i = 0; i < rows; ++i) {
     const auto query = static_cast<int32_t>(first_row + i);
@@ -269,8 +273,7 @@ void scale_q_item(void* self, int64_t index, int slot) {
   const Task& task = *static_cast<const Task*>(self);
   const auto batch = static_cast<int>(index / task.plan.num_qo_heads);
   if (task.areas.sequences[batch].bad) return;
-  scale_q(task, batch, static_cast<int>(index % task.plan.num_qo_heads),
-          task.areas.scratch[slot]);
+  scale_q(task, batch, static_cast<int>(index % task.plan.num_qo_heads), task.areas.scratch[slot]);
 }
 
 void attend_item(void* self, int64_t index, int slot) {
@@ -286,8 +289,7 @@ void attend_item(void* self, int64_t index, int slot) {
     constexpr float nan = std::numeric_limits<float>::quiet_NaN();
     for (int64_t i = own_tile * task.plan.tile.b_q; i < end; ++i) writer.fill(i, nan, nan);
   } else if (task.plan.qk_format == SAGEATTN_QK_NONE) {
-    exact_q_tile(task.plan, task.launch, sequence, batch, head, own_tile,
-                 task.areas.scratch[slot]);
+    exact_q_tile(task.plan, task.launch, sequence, batch, head, own_tile, task.areas.scratch[slot]);
   } else {
     attend_q_tile(task, batch, head, own_tile, task.areas.scratch[slot]);
   }

@@ -33,13 +33,18 @@ KeyRange visible_keys(const PlanConfig& plan, const Sequence& s, int64_t query) 
   const int64_t diagonal = query + s.kv_len - s.qo_len;
   int64_t first = 0, end = s.kv_len;
   switch (plan.mask) {
-    case SAGEATTN_MASK_CAUSAL_BOTTOM_RIGHT: end = diagonal + 1; break;
-    case SAGEATTN_MASK_CAUSAL_TOP_LEFT: end = query + 1; break;
+    case SAGEATTN_MASK_CAUSAL_BOTTOM_RIGHT:
+      end = diagonal + 1;
+      break;
+    case SAGEATTN_MASK_CAUSAL_TOP_LEFT:
+      end = query + 1;
+      break;
     case SAGEATTN_MASK_WINDOW:
       if (plan.window_left >= 0) first = diagonal - plan.window_left;
       if (plan.window_right >= 0) end = diagonal + plan.window_right + 1;
       break;
-    default: break;
+    default:
+      break;
   }
   return {std::max<int64_t>(first, 0), std::min<int64_t>(end, s.kv_len)};
 }
@@ -75,8 +80,8 @@ Source source(const void* data, int32_t dtype, const Strides& s, int64_t batch, 
 
 }  // namespace
 
-void exact_q_tile(const PlanConfig& plan, const Launch& launch, const Sequence& sequence,
-                  int batch, int head, int64_t q_tile, Scratch& scratch) {
+void exact_q_tile(const PlanConfig& plan, const Launch& launch, const Sequence& sequence, int batch,
+                  int head, int64_t q_tile, Scratch& scratch) {
   const int dim = plan.head_dim, dim_v = plan.head_dim_v;
   const int b_k = plan.tile.b_k;
   const int64_t b = plan.batch_mode == SAGEATTN_BATCH_VARLEN ? 0 : batch;

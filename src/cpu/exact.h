@@ -8,7 +8,7 @@
 namespace sageattn::cpu {
 
 // One tile of b_q queries of one head.
-void exact_q_tile(const PlanConfig& plan, const Launch& launch, const Sequence& sequence,
-                  int batch, int head, int64_t q_tile, Scratch& scratch);
+void exact_q_tile(const PlanConfig& plan, const Launch& launch, const Sequence& sequence, int batch,
+                  int head, int64_t q_tile, Scratch& scratch);
 
 }  // namespace sageattn::cpu

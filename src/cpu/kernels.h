@@ -40,11 +40,11 @@ struct AttendTile {
 
   PFormat p_format;
   PvModel pv_model;
-  float p_log2;      // log2 of the P factor
-  bool sum_rounded;  // row sums take rounded P
-  int f16_step;      // keys a step of PvModel::kF16
-  int chunk;         // keys between possible flushes
-  int channels;      // head_dim_v padded to kLanes
+  float p_log2;           // log2 of the P factor
+  bool sum_rounded;       // row sums take rounded P
+  int f16_step;           // keys a step of PvModel::kF16
+  int chunk;              // keys between possible flushes
+  int channels;           // head_dim_v padded to kLanes
   const float* v_values;  // [key][channel]
   const float* v_powers;  // kTensorFp8 only
 
@@ -52,8 +52,8 @@ struct AttendTile {
   // beyond it (0: only there); flush_at > b_k: none.
   int flush_at;
   int flush_every;
-  bool grouped;           // the flush scales and adds means
-  const float* v_scale;   // [channel] of this tile's first group
+  bool grouped;          // the flush scales and adds means
+  const float* v_scale;  // [channel] of this tile's first group
   const float* v_mean;
   int64_t v_scale_stride;  // to the next group
   int64_t v_mean_stride;

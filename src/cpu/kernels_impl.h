@@ -13,16 +13,21 @@ namespace sageattn::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr int kStep = 32;        // keys a tensor-core step, channels a step of FP8 scores
-constexpr int kMaxVectors = 8;   // b_k / kLanes
+constexpr int kStep = 32;       // keys a tensor-core step, channels a step of FP8 scores
+constexpr int kMaxVectors = 8;  // b_k / kLanes
 constexpr int32_t kExponentMask = 0x7f800000;
 
 constexpr int32_t kIota[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // ln(2)^k / k!, k = 0 .. 7.
-constexpr float kExp2[8] = {1.0f,           0.6931471805599453f,   0.24022650695910072f,
-                            0.05550410866482158f, 0.009618129107628477f, 0.0013333558146428443f,
-                            0.00015403530393381608f, 0.000015252733804059841f};
+constexpr float kExp2[8] = {1.0f,
+                            0.6931471805599453f,
+                            0.24022650695910072f,
+                            0.05550410866482158f,
+                            0.009618129107628477f,
+                            0.0013333558146428443f,
+                            0.00015403530393381608f,
+                            0.000015252733804059841f};
 
 // E(x) of docs/numerics.md.
 inline Vf exp2(Vf x) {
@@ -71,8 +76,8 @@ inline Vf round_float8(Vf x, float min_normal, float subnormal_step) {
   const Vi u = bits(x);
   const Vi tie = bit_and(shift_right<drop>(u), splat(int32_t{1}));
   const Vi half_less_one = splat((int32_t{1} << (drop - 1)) - 1);
-  const Vf normal = from_bits(
-      bit_and(add(u, add(half_less_one, tie)), splat(~((int32_t{1} << drop) - 1))));
+  const Vf normal =
+      from_bits(bit_and(add(u, add(half_less_one, tie)), splat(~((int32_t{1} << drop) - 1))));
   const Vf shift = splat(subnormal_step * 0x1p23f);
   const Vf subnormal = sub(add(x, shift), shift);
   return select(less(x, splat(min_normal)), subnormal, normal);
@@ -80,10 +85,14 @@ inline Vf round_float8(Vf x, float min_normal, float subnormal_step) {
 
 inline Vf round_p(PFormat format, Vf p) {
   switch (format) {
-    case PFormat::kE4M3: return round_float8<3>(p, 0x1p-6f, 0x1p-9f);
-    case PFormat::kE5M2: return round_float8<2>(p, 0x1p-14f, 0x1p-16f);
-    case PFormat::kI8: return round_to_int(p);
-    case PFormat::kF16: return round_to_f16(p);
+    case PFormat::kE4M3:
+      return round_float8<3>(p, 0x1p-6f, 0x1p-9f);
+    case PFormat::kE5M2:
+      return round_float8<2>(p, 0x1p-14f, 0x1p-16f);
+    case PFormat::kI8:
+      return round_to_int(p);
+    case PFormat::kF16:
+      return round_to_f16(p);
   }
   return p;
 }
@@ -91,14 +100,12 @@ inline Vf round_p(PFormat format, Vf p) {
 // The power of two of an FP8 value's exponent field: a subnormal has that of the least normal, a
 // zero has none.
 inline Vf exponent_power(Vf value, float min_normal) {
-  const Vf power = from_bits(
-      max_int(bit_and(bits(value), splat(kExponentMask)), bits(splat(min_normal))));
+  const Vf power =
+      from_bits(max_int(bit_and(bits(value), splat(kExponentMask)), bits(splat(min_normal))));
   return select(equal(value, splat(0.0f)), splat(0.0f), power);
 }
 
-inline float min_normal_of(PFormat format) {
-  return format == PFormat::kE5M2 ? 0x1p-14f : 0x1p-6f;
-}
+inline float min_normal_of(PFormat format) { return format == PFormat::kE5M2 ? 0x1p-14f : 0x1p-6f; }
 
 template <int mantissa>
 inline void expand_float8(const uint8_t* codes, int64_t count, float* values, float* powers) {
@@ -145,8 +152,8 @@ inline void tensor_fp8_step(const float* p, const float* p_powers, const float* 
   for (int b = 0; b < blocks; ++b) {
     a[b] = load(acc + b * kLanes);
     const Vf least_normal = splat(0x1p-126f);
-    const Vf own = from_bits(
-        max_int(bit_and(bits(a[b]), splat(kExponentMask)), bits(least_normal)));
+    const Vf own =
+        from_bits(max_int(bit_and(bits(a[b]), splat(kExponentMask)), bits(least_normal)));
     power[b] = max_or_b(own, splat(0x1p-100f));
   }
   for (int k = 0; k < kStep; ++k) {
@@ -417,7 +424,5 @@ void exact_accumulate(const double* p, const double* v, int keys, int dim, doubl
 }  // namespace
 }  // namespace sageattn::cpu
 
-#define SAGEATTN_KERNELS(isa_name)                                                        \
-  {                                                                                       \
-    isa_name, attend, flush, expand, project, exact_scores, exact_accumulate, fp8_step    \
-  }
+#define SAGEATTN_KERNELS(isa_name) \
+  { isa_name, attend, flush, expand, project, exact_scores, exact_accumulate, fp8_step }

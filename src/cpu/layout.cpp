@@ -114,8 +114,7 @@ Areas carve(const PlanConfig& plan, int threads, Carver& c) {
     if (plan.smooth_q == SAGEATTN_SMOOTH_ON) {
       areas.k_smooth = c.take<uint16_t>(tiles * plan.tile.b_k * plan.head_dim);
     }
-    areas.v_codes =
-        c.take<uint8_t>(tiles * plan.tile.b_k * shape.channels * shape.v_code_bytes);
+    areas.v_codes = c.take<uint8_t>(tiles * plan.tile.b_k * shape.channels * shape.v_code_bytes);
     areas.v_scale = c.take<float>(groups * shape.channels);
     areas.v_mean = c.take<float>(groups * shape.channels);
   }

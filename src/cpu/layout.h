@@ -23,14 +23,14 @@ struct Sequence {
 struct Shape {
   explicit Shape(const PlanConfig& plan);
 
-  int rotated_dim;     // channels of Q and K after rotation
+  int rotated_dim;  // channels of Q and K after rotation
   bool fp8_scores;
-  int pairs;           // integer codes: int16 pairs a row
-  int qk_channels;     // FP8 codes: channels a row
+  int pairs;        // integer codes: int16 pairs a row
+  int qk_channels;  // FP8 codes: channels a row
   int64_t k_tile_bytes;
-  int channels;        // channels of V and O, padded
+  int channels;  // channels of V and O, padded
   int v_code_bytes;
-  bool grouped;        // V is scaled or smoothed per promotion group
+  bool grouped;          // V is scaled or smoothed per promotion group
   int64_t max_k_tiles;   // of all sequences of a launch, for one kv head
   int64_t max_v_groups;  // likewise
 };
@@ -57,17 +57,17 @@ struct Scratch {
 };
 
 struct Areas {
-  Sequence* sequences;   // [max_batch]
-  float* k_mean;         // [kv head][sequence][head_dim]
-  float* k_factor;       // SMOOTHATTN: [kv head][sequence][head_dim]
-  float* q_scale;        // PER_TENSOR: [query head][sequence]
-  uint8_t* k_codes;      // [kv head][tile][k_tile_bytes]
-  float* k_scale;        // [kv head][tile][b_k]
-  uint16_t* k_smooth;    // smooth_q: [kv head][tile][head_dim][b_k], 16-bit
-  uint8_t* v_codes;      // [kv head][tile][b_k][channels]
-  float* v_scale;        // [kv head][group or sequence][channels]
-  float* v_mean;         // [kv head][group or sequence][channels]
-  Scratch* scratch;      // [thread]
+  Sequence* sequences;  // [max_batch]
+  float* k_mean;        // [kv head][sequence][head_dim]
+  float* k_factor;      // SMOOTHATTN: [kv head][sequence][head_dim]
+  float* q_scale;       // PER_TENSOR: [query head][sequence]
+  uint8_t* k_codes;     // [kv head][tile][k_tile_bytes]
+  float* k_scale;       // [kv head][tile][b_k]
+  uint16_t* k_smooth;   // smooth_q: [kv head][tile][head_dim][b_k], 16-bit
+  uint8_t* v_codes;     // [kv head][tile][b_k][channels]
+  float* v_scale;       // [kv head][group or sequence][channels]
+  float* v_mean;        // [kv head][group or sequence][channels]
+  Scratch* scratch;     // [thread]
 };
 
 // Takes aligned pieces off a buffer, or counts them. Counts stop at an overflow.

@@ -12,8 +12,8 @@ struct Pool::Job {
   void* self;
   int64_t count;
   std::atomic<int64_t> next{0};
-  int helpers = 0;    // workers that took a slot; guarded by mutex_
-  int inside = 0;     // of these, still at work; guarded by mutex_
+  int helpers = 0;  // workers that took a slot; guarded by mutex_
+  int inside = 0;   // of these, still at work; guarded by mutex_
   Job* following = nullptr;
   std::condition_variable done{};
 

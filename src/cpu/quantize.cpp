@@ -200,8 +200,8 @@ int32_t product_dtype(const PlanConfig& plan) {
 int load_smooth_q_tile(const Task& t, int batch, int qo_head, int64_t tile, Scratch& scratch,
                        int stride) {
   const int64_t first = tile * t.plan.tile.b_q;
-  const auto n = static_cast<int>(
-      std::min<int64_t>(t.plan.tile.b_q, t.areas.sequences[batch].qo_len - first));
+  const auto n =
+      static_cast<int>(std::min<int64_t>(t.plan.tile.b_q, t.areas.sequences[batch].qo_len - first));
   const Rows rows = q_rows(t, batch, qo_head);
   const int dim = t.plan.head_dim;
   const bool smooth = t.plan.smooth_q == SAGEATTN_SMOOTH_ON;
@@ -252,17 +252,24 @@ void compute_factors(const Task& t, const Rows& k, int batch, int kv_head, Scrat
 // Group of a row within its tile; the caller keeps one absmax for each.
 int q_group(const PlanConfig& plan, int row) {
   switch (plan.qk_granularity) {
-    case SAGEATTN_GRANULARITY_PER_THREAD: return q_group_of_row(row, plan.tile.rows_per_warp);
-    case SAGEATTN_GRANULARITY_PER_WARP: return row / plan.tile.rows_per_warp;
-    case SAGEATTN_GRANULARITY_PER_TOKEN: return row;
-    default: return 0;
+    case SAGEATTN_GRANULARITY_PER_THREAD:
+      return q_group_of_row(row, plan.tile.rows_per_warp);
+    case SAGEATTN_GRANULARITY_PER_WARP:
+      return row / plan.tile.rows_per_warp;
+    case SAGEATTN_GRANULARITY_PER_TOKEN:
+      return row;
+    default:
+      return 0;
   }
 }
 int k_group(const PlanConfig& plan, int key) {
   switch (plan.qk_granularity) {
-    case SAGEATTN_GRANULARITY_PER_THREAD: return k_group_of_key(key);
-    case SAGEATTN_GRANULARITY_PER_TOKEN: return key;
-    default: return 0;
+    case SAGEATTN_GRANULARITY_PER_THREAD:
+      return k_group_of_key(key);
+    case SAGEATTN_GRANULARITY_PER_TOKEN:
+      return key;
+    default:
+      return 0;
   }
 }
 constexpr int kMaxTile = 128;
@@ -409,9 +416,12 @@ void quantize_v(const Task& t, int batch, int kv_head, Scratch& scratch) {
   }
   const auto quantizer_of = [&](float absmax) {
     switch (plan.pv_format) {
-      case SAGEATTN_PV_F16: return Quantizer::for_f16(absmax);
-      case SAGEATTN_PV_I8: return Quantizer(absmax, 127.0f);
-      case SAGEATTN_PV_E5M2: return Quantizer(absmax, E5M2::kMax);
+      case SAGEATTN_PV_F16:
+        return Quantizer::for_f16(absmax);
+      case SAGEATTN_PV_I8:
+        return Quantizer(absmax, 127.0f);
+      case SAGEATTN_PV_E5M2:
+        return Quantizer(absmax, E5M2::kMax);
       default:
         // fp16 accumulators: 64 products of at most 448 x 2.25 stay below 65504.
         return Quantizer(absmax, plan.pv_accum == SAGEATTN_PV_ACCUM_F16 ? 2.25f : E4M3::kMax);

@@ -1,0 +1,135 @@
+#include "src/core/context.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <new>
+#include <thread>
+
+#include "src/core/error.h"
+#include "src/core/validate.h"
+#include "src/cpu/backend.h"
+#include "src/util/source_id.h"
+
+namespace sageattn {
+namespace {
+
+constexpr int32_t kDefaultEmulatedArch = 90;
+
+int32_t choose_backend(const sageattn_context_desc& desc) {
+  if (desc.backend == SAGEATTN_BACKEND_CUDA) {
+    fail(SAGEATTN_E_UNSUPPORTED,
+         "backend = SAGEATTN_BACKEND_CUDA: this build has no CUDA backend; use "
+         "SAGEATTN_BACKEND_CPU");
+  }
+  return SAGEATTN_BACKEND_CPU;
+}
+
+// Processors this process may use, not those the machine has.
+int usable_processors() {
+  cpu_set_t set;
+  const int count = sched_getaffinity(0, sizeof set, &set) == 0
+                        ? CPU_COUNT(&set)
+                        : static_cast<int>(std::thread::hardware_concurrency());
+  return std::clamp(count, 1, 1024);
+}
+
+// Collects lines "key: value".
+class Report {
+ public:
+  explicit Report(std::pmr::string& text) : text_(text) {}
+
+  void line(const char* key, const char* value) {
+    text_.append(key).append(": ").append(value).append("\n");
+  }
+  void line(const char* key, int64_t value, const char* remark) {
+    char text[160];
+    std::snprintf(text, sizeof text, "%lld%s", static_cast<long long>(value), remark);
+    line(key, text);
+  }
+  void unused(const char* key, const char* value) {
+    text_.append(key).append(": ").append(value);
+    text_.append(" (no effect: the CPU backend compiles and loads nothing)\n");
+  }
+
+ private:
+  std::pmr::string& text_;
+};
+
+void write_report(const sageattn_context_desc& desc, int32_t arch, int threads,
+                  std::pmr::string& text) {
+  Report report(text);
+  report.line("version", sageattn_version_string());
+  report.line("source_id", kSourceId);
+  report.line("backend", desc.backend == SAGEATTN_BACKEND_CPU
+                             ? "CPU (asked for)"
+                             : "CPU (AUTO: this build has no CUDA backend)");
+  if (desc.device != 0) report.unused("device", std::to_string(desc.device).c_str());
+  report.line("arch", arch,
+              desc.target_arch != 0 ? " (emulated, asked for)" : " (emulated, default)");
+  report.line("instruction_set", cpu::isa_name());
+  report.line("threads", threads,
+              desc.num_threads != 0 ? " (asked for)" : " (processors this process may use)");
+  report.line("allocator", desc.alloc != nullptr ? "hooks of the caller" : "heap");
+  if ((desc.flags & SAGEATTN_CONTEXT_NO_JIT) != 0) report.unused("flag", "NO_JIT");
+  if ((desc.flags & SAGEATTN_CONTEXT_NO_DISK_CACHE) != 0) report.unused("flag", "NO_DISK_CACHE");
+  if ((desc.flags & SAGEATTN_CONTEXT_CACHE_READ_ONLY) != 0) {
+    report.unused("flag", "CACHE_READ_ONLY");
+  }
+  if (desc.cache_dir != nullptr) report.unused("cache_dir", desc.cache_dir);
+  if (desc.nvrtc_path != nullptr) report.unused("nvrtc_path", desc.nvrtc_path);
+}
+
+}  // namespace
+
+void* HostMemory::do_allocate(size_t size, size_t alignment) {
+  if (alloc_ == nullptr) return ::operator new (size, std::align_val_t{alignment});
+  void* memory = alloc_(user_, size, alignment);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+void HostMemory::do_deallocate(void* memory, size_t, size_t alignment) {
+  if (free_ == nullptr) return ::operator delete (memory, std::align_val_t{alignment});
+  free_(user_, memory);
+}
+
+Context::Context(const sageattn_context_desc& desc)
+    : memory_(desc),
+      log_(desc.log),
+      log_user_(desc.log_user),
+      backend_(choose_backend(desc)),
+      arch_(desc.target_arch != 0 ? desc.target_arch : kDefaultEmulatedArch),
+      pool_(desc.num_threads != 0 ? desc.num_threads : usable_processors()),
+      report_(&memory_) {
+  write_report(desc, arch_, pool_.threads(), report_);
+}
+
+Context* Context::create(const sageattn_context_desc& desc) {
+  check_context_desc(desc);
+  HostMemory memory(desc);
+  Context* context = memory.make<Context>(desc);
+  context->log(SAGEATTN_LOG_INFO, "context: CPU backend, %s, %d threads, arch %d emulated",
+               cpu::isa_name(), context->pool_.threads(), context->arch_);
+  return context;
+}
+
+void Context::release() {
+  if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  HostMemory memory = memory_;  // outlives the object whose memory it frees
+  memory.destroy(this);
+}
+
+void Context::log(int32_t level, const char* format, ...) const {
+  if (log_ == nullptr) return;
+  char message[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(message, sizeof message, format, arguments);
+  va_end(arguments);
+  log_(log_user_, level, message);
+}
+
+}  // namespace sageattn

@@ -1,0 +1,103 @@
+#include "src/core/plan.h"
+
+#include <cstdio>
+
+#include "src/core/error.h"
+#include "src/core/select.h"
+#include "src/core/validate.h"
+#include "src/cpu/backend.h"
+
+namespace sageattn {
+namespace {
+
+// "cpu_wgmma_i8_e4m3": backend, kernel family, formats of QK and PV.
+void name_kernel(const PlanConfig& plan, char* name, size_t capacity) {
+  if (plan.qk_format == SAGEATTN_QK_NONE) {
+    std::snprintf(name, capacity, "cpu_exact");
+    return;
+  }
+  // Indexed by SAGEATTN_KERNEL_*, SAGEATTN_QK_* and SAGEATTN_PV_*.
+  static constexpr const char* kKernels[] = {"", "mma_sync", "wgmma"};
+  static constexpr const char* kQkFormats[] = {"", "i8", "i4", "", "e4m3"};
+  static constexpr const char* kPvFormats[] = {"", "e4m3", "f16", "", "e5m2", "i8"};
+  std::snprintf(name, capacity, "cpu_%s_%s_%s", kKernels[plan.kernel], kQkFormats[plan.qk_format],
+                kPvFormats[plan.pv_format]);
+}
+
+WorkspaceNeed workspace_need(const sageattn_plan_info& info) {
+  return {info.min_workspace, info.workspace_alignment};
+}
+
+}  // namespace
+
+PlanSpec specify_plan(const Context& context, const sageattn_attn_desc& desc) {
+  PlanSpec spec{};
+  const PlanConfig& plan = spec.config = check_attn_desc(desc, context.backend(), context.arch());
+
+  sageattn_plan_info& info = spec.info;
+  info.struct_size = sizeof info;
+  info.backend = plan.backend;
+  info.arch = plan.arch;
+  info.origin = SAGEATTN_ORIGIN_BUILTIN;
+
+  info.min_workspace = cpu::workspace_bytes(plan, context.threads());
+  if (info.min_workspace < 0) {
+    fail(SAGEATTN_E_INVALID_ARGUMENT,
+         "max_batch = %d, max_qo_len = %d, max_kv_len = %d: the workspace would exceed 2^63 bytes; "
+         "lower the limits",
+         plan.max_batch, plan.max_qo_len, plan.max_kv_len);
+  }
+  info.preferred_workspace = info.min_workspace;
+  info.workspace_alignment = cpu::kWorkspaceAlignment;
+
+  info.b_q = plan.tile.b_q;
+  info.b_k = plan.tile.b_k;
+  info.promotion_interval = plan.promotion_interval;
+  info.q_dtype = plan.q_dtype;
+  info.kv_dtype = plan.kv_dtype;
+  info.out_dtype = plan.out_dtype;
+  info.head_dim_v = plan.head_dim_v;
+  info.num_kv_heads = plan.num_kv_heads;
+  info.sm_scale = plan.sm_scale;
+  info.qk_format = plan.qk_format;
+  info.qk_granularity = plan.qk_granularity;
+  info.smooth_q = plan.smooth_q;
+  info.smooth_k = plan.smooth_k;
+  info.smooth_v = plan.smooth_v;
+  info.v_scale = plan.v_scale;
+  info.rotation = plan.rotation;
+  info.pv_format = plan.pv_format;
+  info.row_sum = plan.row_sum;
+  info.pv_accum = plan.pv_accum;
+  info.kernel = plan.kernel;
+  info.pv_model = has_pv_model(plan.pv_format, plan.pv_accum) ? plan.pv_model : 0;
+  name_kernel(plan, info.kernel_name, sizeof info.kernel_name);
+  return spec;
+}
+
+Plan* Plan::create(Context& context, const sageattn_attn_desc& desc) {
+  Plan* plan = context.memory().make<Plan>(context, specify_plan(context, desc));
+  context.log(SAGEATTN_LOG_INFO, "plan: %s, head_dim %d, head_dim_v %d, workspace %lld bytes",
+              plan->info().kernel_name, plan->spec_.config.head_dim, plan->spec_.config.head_dim_v,
+              static_cast<long long>(plan->info().min_workspace));
+  return plan;
+}
+
+void Plan::destroy() {
+  Context& context = context_;
+  context.memory().destroy(this);
+  context.release();
+}
+
+void Plan::execute(const sageattn_execute_args& args, void* workspace, size_t workspace_size,
+                   CUstream_st* stream) const {
+  const Launch launch =
+      check_execute_args(spec_.config, workspace_need(spec_.info), args, workspace, workspace_size);
+  if (stream != nullptr) {
+    fail(SAGEATTN_E_INVALID_ARGUMENT, "stream = %p: must be NULL with the CPU backend",
+         static_cast<void*>(stream));
+  }
+  cpu::execute(spec_.config, launch, context_.pool());
+}
+
+}  // namespace sageattn
