@@ -1,0 +1,73 @@
+// The library's handles as C++ objects. A status other than SAGEATTN_OK becomes LibraryFailure.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "failure.h"
+#include "sageattn.h"
+
+namespace sageattn_cli {
+
+class LibraryFailure : public Failure {
+ public:
+  LibraryFailure(int32_t status, const sageattn_error& error);
+  int32_t status() const { return status_; }
+
+ private:
+  int32_t status_;
+};
+
+// Zeros, with struct_size set.
+template <typename Struct>
+Struct sized() {
+  Struct value{};
+  value.struct_size = sizeof(Struct);
+  return value;
+}
+
+// check([&](sageattn_error* error) { return sageattn_...(..., error); })
+template <typename Call>
+void check(Call call) {
+  auto error = sized<sageattn_error>();
+  const int32_t status = call(&error);
+  if (status != SAGEATTN_OK) throw LibraryFailure(status, error);
+}
+
+class Context {
+ public:
+  explicit Context(const sageattn_context_desc& desc);
+
+  std::string report() const;  // lines "key: value"
+  sageattn_plan_info query(const sageattn_attn_desc& desc) const;
+  void selftest() const;
+  sageattn_context* handle() const { return handle_.get(); }
+
+ private:
+  struct Destroy {
+    void operator()(sageattn_context* context) const { sageattn_context_destroy(context); }
+  };
+  std::unique_ptr<sageattn_context, Destroy> handle_;
+};
+
+// A plan of the CPU backend with the workspace of one execute.
+class Plan {
+ public:
+  Plan(const Context& context, const sageattn_attn_desc& desc);
+
+  const sageattn_plan_info& info() const { return info_; }
+  void execute(const sageattn_execute_args& args);
+
+ private:
+  struct Destroy {
+    void operator()(sageattn_plan* plan) const { sageattn_plan_destroy(plan); }
+  };
+  std::unique_ptr<sageattn_plan, Destroy> handle_;
+  sageattn_plan_info info_;
+  std::vector<std::byte> memory_;
+  void* workspace_;  // in memory_, aligned
+};
+
+}  // namespace sageattn_cli
