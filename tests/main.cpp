@@ -1,0 +1,3 @@
+// main() of the test programs where Catch2 is version 2; version 3 brings its own.
+#define CATCH_CONFIG_MAIN
+#include <catch2/catch.hpp>

@@ -1,0 +1,659 @@
+#!/usr/bin/env python3
+"""Tests of the `sageattn` program, through its command line alone.
+
+    test_cli.py PROGRAM [unittest arguments]
+
+Attention is recomputed here in plain Python, from the definition.
+"""
+
+import array
+import json
+import math
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM = ""
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+OK, FAILED, USAGE, LIBRARY, FILE = range(5)
+DESCRS = {"F16": "<f2", "BF16": "<V2", "F32": "<f4", "F64": "<f8", "U16": "<u2", "I32": "<i4",
+          "I64": "<i8"}
+SIZES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8, "U16": 2, "I32": 4, "I64": 8}
+CODES = {"F16": "e", "F32": "f", "F64": "d", "U16": "H", "I32": "i", "I64": "q"}
+
+# ---- Tensors: a dtype, a shape, and a flat list of values --------------------------------------
+
+
+class Tensor:
+    def __init__(self, dtype, shape, values):
+        self.dtype, self.shape, self.values = dtype, tuple(shape), list(values)
+        assert len(self.values) == math.prod(shape)
+
+    def __getitem__(self, index):
+        flat = 0
+        for i, size in zip(index, self.shape, strict=True):
+            flat = flat * size + i
+        return self.values[flat]
+
+    def __setitem__(self, index, value):
+        flat = 0
+        for i, size in zip(index, self.shape, strict=True):
+            flat = flat * size + i
+        self.values[flat] = value
+
+    def bytes(self):
+        if self.dtype == "BF16":
+            return struct.pack(f"<{len(self.values)}H", *map(bf16_bits, self.values))
+        return struct.pack(f"<{len(self.values)}{CODES[self.dtype]}", *self.values)
+
+    def rounded(self):
+        return decode(self.dtype, self.shape, self.bytes())
+
+    def transposed(self):
+        """NHD to HND or back."""
+        batch, first, second, channels = self.shape
+        return Tensor(self.dtype, (batch, second, first, channels),
+                      [self[b, i, j, c] for b in range(batch) for j in range(second)
+                       for i in range(first) for c in range(channels)])
+
+    def item(self, batch):
+        """One batch item, still with a batch axis."""
+        size = len(self.values) // self.shape[0]
+        return Tensor(self.dtype, (1, *self.shape[1:]),
+                      self.values[batch * size:(batch + 1) * size])
+
+    def reshaped(self, shape):
+        return Tensor(self.dtype, shape, self.values)
+
+
+def bf16_bits(value):
+    bits = struct.unpack("<I", struct.pack("<f", value))[0]
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+
+def decode(dtype, shape, data):
+    count = math.prod(shape)
+    if dtype == "BF16":
+        halves = struct.unpack(f"<{count}H", data)
+        values = struct.unpack(f"<{count}f", struct.pack(f"<{count}I", *(h << 16 for h in halves)))
+    else:
+        values = struct.unpack(f"<{count}{CODES[dtype]}", data)
+    return Tensor(dtype, shape, values)
+
+
+def noise(seed, shape, dtype="F32"):
+    generator = random.Random(seed)
+    values = [generator.gauss(0, 1) for _ in range(math.prod(shape))]
+    return Tensor(dtype, shape, values).rounded()
+
+
+# ---- Files -------------------------------------------------------------------------------------
+
+
+def npy_bytes(tensor, descr=None, version=1, fortran=False):
+    header = repr({"descr": descr or DESCRS[tensor.dtype], "fortran_order": fortran,
+                   "shape": tensor.shape}).encode()
+    length_size = 2 if version == 1 else 4
+    padding = -(8 + length_size + len(header) + 1) % 64
+    header += b" " * padding + b"\n"
+    return (b"\x93NUMPY" + bytes([version, 0]) + len(header).to_bytes(length_size, "little")
+            + header + tensor.bytes())
+
+
+def parse_npy(data):
+    assert data[:8] == b"\x93NUMPY\x01\x00"
+    end = 10 + int.from_bytes(data[8:10], "little")
+    assert end % 64 == 0 and data[end - 1:end] == b"\n"
+    header = eval(data[10:end].decode(), {"__builtins__": {}})
+    assert set(header) == {"descr", "fortran_order", "shape"} and header["fortran_order"] is False
+    dtype = next(name for name, descr in DESCRS.items() if descr == header["descr"])
+    return decode(dtype, header["shape"], data[end:])
+
+
+def safetensors_bytes(tensors, metadata=None):
+    header = {"__metadata__": metadata} if metadata else {}
+    data = b""
+    for name, tensor in tensors.items():
+        encoded = tensor.bytes()
+        header[name] = {"dtype": tensor.dtype, "shape": tensor.shape,
+                        "data_offsets": [len(data), len(data) + len(encoded)]}
+        data += encoded
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+# ---- Attention by definition -------------------------------------------------------------------
+
+
+def attention(q, k, v, causal=False, sm_scale=None, kv_lens=None):
+    """Output and log-sum-exp, [batch, token, head, channel] and [batch, head, token]."""
+    batch, qo_len, heads, dim = q.shape
+    kv_heads, dim_v = k.shape[2], v.shape[3]
+    scale = 1 / math.sqrt(dim) if sm_scale is None else sm_scale
+    out = Tensor("F32", (batch, qo_len, heads, dim_v), [0.0] * (batch * qo_len * heads * dim_v))
+    lse = Tensor("F32", (batch, heads, qo_len), [-math.inf] * (batch * heads * qo_len))
+    for b in range(batch):
+        kv_len = kv_lens[b] if kv_lens else k.shape[1]
+        for h in range(heads):
+            kv_head = h * kv_heads // heads
+            for i in range(qo_len):
+                keys = range(min(kv_len, max(0, i + kv_len - qo_len + 1)) if causal else kv_len)
+                if not keys:
+                    continue
+                scores = [scale * sum(q[b, i, h, c] * k[b, j, kv_head, c] for c in range(dim))
+                          for j in keys]
+                largest = max(scores)
+                weights = [math.exp(score - largest) for score in scores]
+                total = sum(weights)
+                lse[b, h, i] = largest + math.log(total)
+                for c in range(dim_v):
+                    out[b, i, h, c] = sum(
+                        w * v[b, j, kv_head, c] for j, w in zip(keys, weights)) / total
+    return out, lse
+
+
+def relative_error(out, ref):
+    difference = sum((a - b) ** 2 for a, b in zip(out.values, ref.values, strict=True))
+    return math.sqrt(difference / sum(b * b for b in ref.values))
+
+
+# ---- Tests -------------------------------------------------------------------------------------
+
+
+class CliTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def write(self, name, content):
+        with open(self.path(name), "wb") as file:
+            file.write(npy_bytes(content) if isinstance(content, Tensor) else content)
+        return self.path(name)
+
+    def read(self, name):
+        with open(self.path(name), "rb") as file:
+            return parse_npy(file.read())
+
+    def call(self, *arguments, code=OK, cwd=None):
+        """stdout and stderr of a command that must end with `code`."""
+        done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True,
+                              check=False, cwd=cwd or self.folder.name)
+        self.assertEqual(done.returncode, code, f"{arguments}\n{done.stdout}{done.stderr}")
+        if code in (USAGE, LIBRARY, FILE):
+            self.assertEqual(done.stdout, "")
+            self.assertRegex(done.stderr, r"(?m)^sageattn: error: ")
+        return done.stdout, done.stderr
+
+    def call_json(self, *arguments, **options):
+        return json.loads(self.call(*arguments, "--json", **options)[0])
+
+    def write_qkv(self, q, k, v):
+        files = [self.write(f"{name}.npy", tensor) for name, tensor in
+                 (("q", q), ("k", k), ("v", v))]
+        return ["--q", files[0], "--k", files[1], "--v", files[2]]
+
+    def attend(self, q, k, v, *flags):
+        self.call("run", *self.write_qkv(q, k, v), "--out", self.path("out.npy"), *flags)
+        return self.read("out.npy")
+
+    def assert_close(self, out, ref, limit):
+        self.assertEqual(out.shape, ref.shape)
+        self.assertLess(relative_error(out, ref), limit)
+
+    def assert_same_bits(self, one, other):
+        self.assertEqual(one.bytes(), other.bytes())
+
+
+class Files(CliTest):
+    def one_key(self, dtype):
+        """Attention to a single key returns that key's value, bit for bit."""
+        return noise(1, (1, 3, 2, 8), dtype), noise(2, (1, 1, 2, 8), dtype), noise(
+            3, (1, 1, 2, 8), dtype)
+
+    def assert_returns_v(self, out, v):
+        self.assertEqual(out.values, v.values * out.shape[1])
+
+    def test_round_trip(self):
+        for dtype in ("F16", "BF16", "F32"):
+            with self.subTest(dtype):
+                q, k, v = self.one_key(dtype)
+                out = self.attend(q, k, v, "--preset", "exact")
+                self.assertEqual((out.dtype, out.shape), (dtype, q.shape))
+                self.assert_returns_v(out, v)
+
+    def test_float64_is_read_as_float32_with_a_note(self):
+        q, k, v = self.one_key("F64")
+        _, stderr = self.call("run", *self.write_qkv(q, k, v), "--out", "out.npy",
+                              "--preset=exact")
+        self.assertEqual(stderr.count("note:"), 3)
+        out = self.read("out.npy")
+        self.assertEqual(out.dtype, "F32")
+        self.assert_returns_v(out, Tensor("F32", v.shape, v.values).rounded())
+
+    def test_bf16_as_uint16(self):
+        q, k, v = self.one_key("BF16")
+        as_bits = [decode("U16", t.shape, t.bytes()) for t in (q, k, v)]
+        flags = [*self.write_qkv(*as_bits), "--out", "out.npy", "--preset=exact"]
+        _, stderr = self.call("run", *flags, code=FILE)
+        self.assertIn("--bf16", stderr)
+        self.call("run", *flags, "--bf16")
+        out = self.read("out.npy")
+        self.assertEqual(out.dtype, "U16")
+        self.assert_returns_v(out, as_bits[2])
+
+    def test_npy_variants(self):
+        tensor = noise(1, (2, 3, 4), "BF16")
+        self.write("reference.npy", tensor)
+        self.write("variant.npy", npy_bytes(tensor, descr="|V2", version=2))
+        result = self.call_json("compare", "variant.npy", "reference.npy")
+        self.assertEqual((result["count"], result["rel_error"]), (24, 0))
+
+    def test_safetensors(self):
+        tensors = {name: noise(seed, (1, 5, 2, 8), dtype) for seed, (name, dtype) in
+                   enumerate({"a": "F16", "b": "BF16", "c": "F32", "d": "F64"}.items())}
+        self.write("all.safetensors", safetensors_bytes(tensors, {"model": "none"}))
+        for name, tensor in tensors.items():
+            with self.subTest(name):
+                self.write("same.npy", tensor)
+                result = self.call_json("compare", f"all.safetensors:{name}", "same.npy")
+                self.assertEqual((result["count"], result["rel_error"]), (80, 0))
+        _, stderr = self.call("compare", "all.safetensors:e", "same.npy", code=FILE)
+        self.assertIn("holds no tensor 'e'; it holds: a b c d", stderr)
+        self.call("compare", "all.safetensors", "same.npy", code=FILE)
+        self.write("one.safetensors", safetensors_bytes({"only": tensors["d"]}))
+        self.call("compare", "one.safetensors", "same.npy", "--max-rel-error=0")
+
+    def test_bad_files(self):
+        good = npy_bytes(noise(1, (1, 2, 2, 4)))
+        bad_scale = safetensors_bytes({"a": noise(1, (2, 2))}).replace(b"[2, 2]", b"[2, 3]")
+        cases = {
+            "text.npy": (b"hello", "not a .npy"),
+            "empty.npy": (b"", "not a .npy"),
+            "short.npy": (good[:-1], "does not fit"),
+            "long.npy": (good + b"\0", "does not fit"),
+            "header.npy": (good[:40], "truncated"),
+            "fortran.npy": (npy_bytes(noise(1, (2, 2)), fortran=True), "Fortran"),
+            "big_endian.npy": (npy_bytes(noise(1, (2, 2)), descr=">f4"), "'>f4'"),
+            "integer.npy": (npy_bytes(Tensor("I32", (4,), range(4))), "holds I32"),
+            "huge.npy": (good.replace(b"(1, 2, 2, 4)", b"(1, 2, 2, 4" + b"0" * 20 + b")"),
+                         "npy"),
+            "flat.npy": (npy_bytes(noise(1, (4,))), "has shape [4]"),
+            "empty.safetensors": (b"", "not a .safetensors"),
+            "header.safetensors": ((10 ** 18).to_bytes(8, "little"), "truncated"),
+            "json.safetensors": ((2).to_bytes(8, "little") + b"{]", "malformed"),
+            "list.safetensors": ((2).to_bytes(8, "little") + b"[]", ""),
+            "shape.safetensors": (bad_scale, "does not fit"),
+            "cut.safetensors": (safetensors_bytes({"a": noise(1, (2, 2))})[:-1], "outside"),
+        }
+        for name, (content, message) in cases.items():
+            with self.subTest(name):
+                self.write(name, content)
+                _, stderr = self.call("compare", name, name, code=FILE)
+                self.assertIn(message, stderr)
+                self.assertIn(name, stderr)
+
+    def test_missing_and_unwritable_files(self):
+        _, stderr = self.call("compare", "nowhere.npy", "nowhere.npy", code=FILE)
+        self.assertIn("nowhere.npy: No such file or directory", stderr)
+        qkv = self.write_qkv(*self.one_key("F32"))
+        _, stderr = self.call("run", *qkv, "--out", "no_folder/out.npy", code=FILE)
+        self.assertIn("no_folder/out.npy: cannot be written", stderr)
+
+
+class Run(CliTest):
+    def test_exact(self):
+        q, k, v = noise(1, (2, 5, 4, 8)), noise(2, (2, 7, 2, 8)), noise(3, (2, 7, 2, 12))
+        for flags, options in (([], {}),
+                               (["--mask=causal_bottom_right"], {"causal": True}),
+                               (["--sm-scale=-0.3"], {"sm_scale": -0.3}),
+                               (["--sm-scale", "-0.3"], {"sm_scale": -0.3})):
+            with self.subTest(flags=flags):
+                out = self.attend(q, k, v, "--preset=exact", "--lse", "lse.npy", *flags)
+                expected_out, expected_lse = attention(q, k, v, **options)
+                self.assert_close(out, expected_out, 1e-6)
+                self.assert_close(self.read("lse.npy"), expected_lse, 1e-6)
+
+    def test_presets(self):
+        q, k, v = noise(1, (1, 20, 2, 16)), noise(2, (1, 30, 1, 16)), noise(3, (1, 30, 1, 16))
+        expected_out, expected_lse = attention(q, k, v)
+        for preset, limit in (("auto", 0.06), ("sage1", 0.02), ("SAGE2_8B", 0.06),
+                              ("sage2_4b", 0.2), ("sage2pp", 0.06), ("exact", 1e-6)):
+            with self.subTest(preset):
+                out = self.attend(q, k, v, "--preset", preset, "--lse", "lse.npy")
+                self.assert_close(out, expected_out, limit)
+                self.assert_close(self.read("lse.npy"), expected_lse, limit)
+
+    def test_layouts(self):
+        q, k, v = noise(1, (2, 9, 4, 16)), noise(2, (2, 11, 2, 16)), noise(3, (2, 11, 2, 16))
+        nhd = self.attend(q, k, v)
+        hnd = self.attend(q.transposed(), k.transposed(), v.transposed(), "--layout=hnd")
+        self.assert_same_bits(nhd, hnd.transposed())
+
+    def test_three_dimensions_are_a_batch_of_one(self):
+        q, k, v = noise(1, (1, 9, 4, 16)), noise(2, (1, 11, 2, 16)), noise(3, (1, 11, 2, 16))
+        four = self.attend(q, k, v, "--lse=lse4.npy")
+        three = self.attend(*(t.reshaped(t.shape[1:]) for t in (q, k, v)), "--lse=lse3.npy")
+        self.assertEqual(three.shape, q.shape[1:])
+        self.assertEqual(self.read("lse3.npy").shape, (4, 9))
+        self.assert_same_bits(four, three)
+        self.assert_same_bits(self.read("lse4.npy"), self.read("lse3.npy"))
+
+    def test_varlen(self):
+        lengths = ((4, 6), (0, 3), (5, 5))
+        self.write("cu_q.npy", Tensor("I32", (4,), (0, 4, 4, 9)))
+        self.write("cu_kv.npy", Tensor("I64", (4,), (0, 6, 9, 14)))
+        q, k, v = noise(1, (9, 4, 16)), noise(2, (14, 2, 16)), noise(3, (14, 2, 16))
+        packed = self.attend(q, k, v, "--mask=causal_bottom_right", "--lse=lse.npy",
+                             "--cu-seqlens-q=cu_q.npy", "--cu-seqlens-kv=cu_kv.npy")
+        self.assertEqual(packed.shape, q.shape)
+        self.assertEqual(self.read("lse.npy").shape, (4, 9))
+        alone, q_start, kv_start = [], 0, 0
+        for qo_len, kv_len in lengths:
+            pieces = [Tensor("F32", (1, length, *t.shape[1:]),
+                             t.values[start * t.shape[1] * 16:][:length * t.shape[1] * 16])
+                      for t, start, length in ((q, q_start, qo_len), (k, kv_start, kv_len),
+                                               (v, kv_start, kv_len))]
+            alone += self.attend(*pieces, "--mask=causal_bottom_right").values
+            q_start, kv_start = q_start + qo_len, kv_start + kv_len
+        self.assert_same_bits(packed, Tensor("F32", q.shape, alone))
+
+    def test_varlen_with_bad_lengths(self):
+        qkv = self.write_qkv(*(noise(seed, (6, 1, 8)) for seed in range(3)))
+        self.write("cu.npy", Tensor("I32", (3,), (0, 9, 6)))
+        self.write("longer.npy", Tensor("I32", (4,), (0, 2, 4, 6)))
+        run = ["run", *qkv, "--out=out.npy"]
+        _, stderr = self.call(*run, "--cu-seqlens-q=cu.npy", "--cu-seqlens-kv=cu.npy", code=FILE)
+        self.assertIn("sequence 0", stderr)
+        self.assertFalse(os.path.exists(self.path("out.npy")))
+        _, stderr = self.call(*run, "--cu-seqlens-q=cu.npy", "--cu-seqlens-kv=longer.npy",
+                              code=FILE)
+        self.assertIn("3 entries but cu_seqlens_kv 4", stderr)
+        self.write("none.npy", Tensor("I32", (0,), ()))
+        self.call(*run, "--cu-seqlens-q=none.npy", "--cu-seqlens-kv=none.npy", code=FILE)
+
+    def test_seqused_kv(self):
+        q, k, v = noise(1, (2, 5, 2, 8)), noise(2, (2, 7, 2, 8)), noise(3, (2, 7, 2, 8))
+        self.write("used.npy", Tensor("I32", (2,), (7, 3)))
+        out = self.attend(q, k, v, "--preset=exact", "--seqused-kv=used.npy")
+        self.assert_close(out, attention(q, k, v, kv_lens=(7, 3))[0], 1e-6)
+        self.write("used.npy", Tensor("I32", (1,), (7,)))
+        _, stderr = self.call("run", *self.write_qkv(q, k, v), "--out=out.npy",
+                              "--seqused-kv=used.npy", code=FILE)
+        self.assertIn("seqused_kv has 1 entries for 2 sequences", stderr)
+
+    def test_empty(self):
+        q, k, v = noise(1, (2, 3, 2, 8)), noise(2, (2, 0, 2, 8)), noise(3, (2, 0, 2, 8))
+        self.assertEqual(set(self.attend(q, k, v).values), {0.0})
+        q, k, v = noise(1, (2, 0, 2, 8)), noise(2, (2, 3, 2, 8)), noise(3, (2, 3, 2, 8))
+        self.assertEqual(self.attend(q, k, v, "--lse=lse.npy").shape, q.shape)
+        self.assertEqual(self.read("lse.npy").shape, (2, 2, 0))
+
+    def test_large_work_gives_the_same_bits(self):
+        """Both batch items are cut into one execute a kv head; each alone is not."""
+        shapes = (2, 4096, 4, 16), (2, 2048, 2, 16), (2, 2048, 2, 16)
+        pattern = [array.array("f", noise(seed, (4099,)).values) for seed in range(3)]
+        q, k, v = (Tensor("F32", shape, (values * (math.prod(shape) // 4099 + 1))[
+            :math.prod(shape)]) for shape, values in zip(shapes, pattern, strict=True))
+        whole = self.attend(q, k, v, "--lse=lse.npy")
+        lse = self.read("lse.npy")
+        for batch in range(2):
+            with self.subTest(batch=batch):
+                alone = self.attend(q.item(batch), k.item(batch), v.item(batch),
+                                    "--lse=lse_alone.npy")
+                self.assert_same_bits(whole.item(batch), alone)
+                self.assertEqual(lse.shape, (2, 4, 4096))
+                size = 4 * 4096
+                self.assertEqual(lse.values[batch * size:(batch + 1) * size],
+                                 self.read("lse_alone.npy").values)
+
+    def test_json_shows_the_resolved_plan(self):
+        qkv = self.write_qkv(*(noise(seed, (1, 4, 1, 8)) for seed in range(3)))
+        settings = {"qk_format": "i4", "qk_granularity": "per_token", "smooth_q": "off",
+                    "smooth_k": "on", "smooth_v": "sequence", "v_scale": "channel",
+                    "rotation": "hadamard", "pv_format": "e4m3", "row_sum": "p",
+                    "pv_accum": "two_level", "promotion_interval": 64, "kernel": "mma_sync",
+                    "pv_model": "qmma13", "out_dtype": "bf16"}
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+        result = self.call_json("run", *qkv, "--out=out.npy", "--lse=lse.npy", "--arch=89",
+                                "--threads=2", "--backend=cpu", *flags)
+        self.assertEqual((result["out"], result["lse"]), ("out.npy", "lse.npy"))
+        self.assertEqual(result["shape"], [1, 4, 1, 8])
+        self.assertGreaterEqual(result["ms"], 0)
+        self.assertEqual({name: result["plan"][name] for name in settings}, settings)
+        self.assertEqual((result["plan"]["arch"], result["plan"]["backend"]), (89, "cpu"))
+        self.assertEqual(self.read("out.npy").dtype, "BF16")
+
+    def test_text(self):
+        qkv = self.write_qkv(*(noise(seed, (1, 4, 1, 8)) for seed in range(3)))
+        stdout, stderr = self.call("run", *qkv, "--out=out.npy", "--preset=sage2_4b")
+        self.assertIn("out: out.npy [1, 4, 1, 8]\n", stdout)
+        self.assertIn("qk_format: i4\n", stdout)
+        self.assertEqual(stderr, "")
+
+
+class Compare(CliTest):
+    def setUp(self):
+        super().setUp()
+        self.ref = noise(1, (2, 6, 3, 4))
+        self.out = Tensor("F32", self.ref.shape, [1.01 * x for x in self.ref.values]).rounded()
+        self.write("out.npy", self.out)
+        self.write("ref.npy", self.ref)
+
+    def test_metrics(self):
+        result = self.call_json("compare", "out.npy", "ref.npy")
+        self.assertEqual(set(result), {
+            "count", "nonfinite_out", "nonfinite_ref", "cos_sim", "rel_l1", "rmse", "rel_error",
+            "max_abs_error", "worst_head", "worst_cos_sim", "worst_rel_l1", "worst_rmse",
+            "worst_rel_error", "within_limit"})
+        self.assertEqual((result["count"], result["nonfinite_out"], result["within_limit"]),
+                         (144, 0, True))
+        self.assertAlmostEqual(result["cos_sim"], 1, 6)
+        self.assertAlmostEqual(result["rel_l1"], 0.01, 6)
+        self.assertAlmostEqual(result["rel_error"], 0.01, 6)
+        rmse = math.sqrt(sum((0.01 * x) ** 2 for x in self.ref.values) / 144)
+        self.assertAlmostEqual(result["rmse"], rmse, 6)
+
+    def test_worst_head(self):
+        for token in range(6):
+            for channel in range(4):
+                self.out[1, token, 2, channel] *= -1
+        self.write("out.npy", self.out)
+        self.assertEqual(self.call_json("compare", "out.npy", "ref.npy")["worst_head"], 5)
+        stdout, _ = self.call("compare", "out.npy", "ref.npy")
+        self.assertIn("worst head by CosSim: batch 1, head 2\n", stdout)
+        for name, tensor in (("out.npy", self.out), ("ref.npy", self.ref)):
+            self.write(name, tensor.transposed())
+        result = self.call_json("compare", "out.npy", "ref.npy", "--layout", "hnd")
+        self.assertEqual(result["worst_head"], 5)
+
+    def test_limit(self):
+        self.call("compare", "out.npy", "ref.npy", "--max-rel-error=0.0101")
+        result = self.call_json("compare", "out.npy", "ref.npy", "--max-rel-error=0.0099",
+                                code=FAILED)
+        self.assertIs(result["within_limit"], False)
+        _, stderr = self.call("compare", "out.npy", "ref.npy", "--max-rel-error=0.0099",
+                              code=FAILED)
+        self.assertIn("above the limit", stderr)
+
+    def test_elements_that_are_not_finite(self):
+        self.out[0, 0, 0, 0] = math.nan
+        self.out[0, 0, 0, 1] = math.inf
+        self.write("out.npy", self.out)
+        result = self.call_json("compare", "out.npy", "ref.npy")
+        self.assertEqual((result["nonfinite_out"], result["nonfinite_ref"]), (2, 0))
+        self.call("compare", "out.npy", "ref.npy", "--max-rel-error=1", code=FAILED)
+
+    def test_dtypes_may_differ_but_not_shapes(self):
+        self.write("half.npy", Tensor("F16", self.ref.shape, self.ref.values))
+        self.call("compare", "half.npy", "ref.npy", "--max-rel-error=0.001")
+        self.write("other.npy", noise(1, (2, 6, 3, 5)))
+        _, stderr = self.call("compare", "other.npy", "ref.npy", code=FILE)
+        self.assertIn("other.npy has shape [2, 6, 3, 5] but ref.npy has shape [2, 6, 3, 4]",
+                      stderr)
+
+
+class Demo(CliTest):
+    PRESETS = ("SAGE1", "SAGE2_8B", "SAGE2_4B", "SAGE2PP", "INT4_UNSMOOTHED", "OFFICIAL")
+
+    def write_case(self, name, dtype, mask, **metadata):
+        """Keys with a large offset in each channel, which smoothing takes away."""
+        q, k, v = noise(1, (1, 96, 4, 32), dtype), noise(2, (1, 96, 2, 32), dtype), noise(
+            3, (1, 96, 2, 32), dtype)
+        offsets = noise(4, (32,)).values
+        k.values = [x + 8 * offsets[i % 32] for i, x in enumerate(k.values)]
+        tensors = {f"layer_{layer:02}.{part}": tensor for layer in (0, 7)
+                   for part, tensor in (("q", q), ("k", k), ("v", v))}
+        strings = {"model": name, "mask": mask, "layout": "NHD", "sm_scale": "0.2", **metadata}
+        self.write(f"{name}.safetensors", safetensors_bytes(tensors, strings))
+
+    def test_json(self):
+        self.write_case("one", "F16", "causal")
+        self.write_case("two", "BF16", "none")
+        rows = self.call_json("demo", "--data", ".")
+        self.assertEqual([(row["case"], row["layer"], row["preset"]) for row in rows],
+                         [(case, layer, preset) for case in ("one", "two")
+                          for layer in ("layer_00", "layer_07") for preset in self.PRESETS])
+        for row in rows:
+            self.assertEqual(set(row), {"case", "layer", "preset", "cos", "l1", "rmse",
+                                        "worst_cos", "worst_rmse", "ms"})
+            for key in ("cos", "l1", "rmse", "worst_cos", "worst_rmse", "ms"):
+                self.assertTrue(math.isfinite(row[key]), row)
+            self.assertLessEqual(row["worst_cos"], row["cos"] + 1e-12)
+            self.assertGreaterEqual(row["worst_rmse"], row["rmse"])
+        for first in range(0, len(rows), len(self.PRESETS)):
+            l1 = {row["preset"]: row["l1"] for row in rows[first:first + len(self.PRESETS)]}
+            self.assertLess(l1["SAGE1"], l1["SAGE2_8B"])
+            self.assertLess(l1["SAGE2_8B"], l1["SAGE2_4B"])
+            self.assertLess(l1["SAGE2_4B"], l1["INT4_UNSMOOTHED"])
+            self.assertLess(abs(l1["OFFICIAL"] / l1["SAGE2_8B"] - 1), 0.2)
+
+    def test_choice_and_text(self):
+        self.write_case("one", "F16", "causal")
+        self.write_case("two", "BF16", "none")
+        stdout, _ = self.call("demo", "--data", ".", "--files", "two.safetensors", "--preset",
+                              "sage2_4b", "--preset", "OFFICIAL", "--threads", 1)
+        rows = [line.split() for line in stdout.splitlines() if line.startswith("two ")]
+        self.assertEqual([row[1:3] for row in rows],
+                         [["layer_00", "SAGE2_4B"], ["layer_00", "OFFICIAL"],
+                          ["layer_07", "SAGE2_4B"], ["layer_07", "OFFICIAL"]])
+        self.assertNotIn("one", stdout)
+
+    def test_shipped_data(self):
+        rows = self.call_json("demo", "--files", "minilm-l6-v2.safetensors", "--preset",
+                              "sage2_8b", cwd=ROOT)
+        self.assertEqual([row["layer"] for row in rows], ["layer_00", "layer_03", "layer_05"])
+        for row in rows:
+            self.assertGreater(row["worst_cos"], 0.99)
+
+    def test_errors(self):
+        _, stderr = self.call("demo", "--data", ".", code=FILE)
+        self.assertIn("holds no .safetensors file", stderr)
+        self.call("demo", "--data", ".", "--files", "none.safetensors", code=FILE)
+        self.write_case("one", "F32", "none")
+        _, stderr = self.call("demo", "--data", ".", "--preset=official", code=FILE)
+        self.assertIn("F16 and BF16 only", stderr)
+        self.write_case("one", "F16", "none", sm_scale="none")
+        self.call("demo", "--data", ".", code=FILE)
+        self.write_case("one", "F16", "diagonal")
+        _, stderr = self.call("demo", "--data", ".", code=FILE)
+        self.assertIn("diagonal", stderr)
+
+
+class Info(CliTest):
+    def test_info(self):
+        info = self.call_json("info", "--backend=cpu")
+        self.assertEqual(set(info), {"version", "source_id", "report", "presets"})
+        self.assertRegex(info["version"], r"^\d+\.\d+\.\d+$")
+        self.assertRegex(info["source_id"], r"^[0-9a-f]+$")
+        self.assertIn("arch", info["report"])
+        names = ("auto", "sage1", "sage2_8b", "sage2_4b", "sage2pp", "exact")
+        self.assertEqual([(p["preset"], p["head_dim"]) for p in info["presets"]],
+                         [(name, dim) for dim in (64, 128) for name in names])
+        plans = {p["preset"]: p["plan"] for p in info["presets"] if p["head_dim"] == 64}
+        self.assertEqual(plans["sage2_4b"]["qk_format"], "i4")
+        self.assertEqual(plans["exact"]["qk_format"], "none")
+        for plan in plans.values():
+            self.assertNotIn("auto", plan.values())
+        stdout, _ = self.call("info", "--backend=cpu", "--arch=80")
+        self.assertRegex(stdout, r"(?m)^version: \d")
+        self.assertRegex(stdout, r"(?m)^pv_format +f16 ")
+
+    def test_selftest(self):
+        self.assertIs(self.call_json("selftest", "--backend=cpu")["ok"], True)
+        self.assertIn("passed", self.call("selftest", "--backend=cpu")[0])
+
+    def test_version(self):
+        stdout, _ = self.call("--version")
+        self.assertRegex(stdout, r"^\d+\.\d+\.\d+\n$")
+
+    def test_help(self):
+        stdout, _ = self.call("--help")
+        for word in ("run", "compare", "demo", "info", "selftest", "Exit codes"):
+            self.assertIn(word, stdout)
+        stdout, _ = self.call("run", "--help")
+        for flag in ("--qk-format", "--smooth-v", "--promotion-interval", "--mask", "--sm-scale"):
+            self.assertIn(flag, stdout)
+        self.assertIn("causal_bottom_right", stdout)
+
+
+class Errors(CliTest):
+    def run_flags(self, *flags, code, shapes=((1, 4, 2, 8), (1, 6, 2, 8), (1, 6, 2, 8))):
+        qkv = self.write_qkv(*(noise(i, shape) for i, shape in enumerate(shapes)))
+        _, stderr = self.call("run", *qkv, "--out=out.npy", *flags, code=code)
+        self.assertFalse(os.path.exists(self.path("out.npy")))
+        return stderr
+
+    def test_usage(self):
+        for arguments in ([], ["fly"], ["run"], ["run", "--q=a.npy"], ["compare", "a.npy"],
+                          ["info", "--arch=many"], ["info", "--colour"]):
+            with self.subTest(arguments=arguments):
+                self.call(*arguments, code=USAGE)
+
+    def test_an_unknown_value_lists_the_legal_ones(self):
+        stderr = self.run_flags("--qk-format=i9", code=USAGE)
+        self.assertIn("--qk-format: unknown value 'i9'; it takes auto, i8, i4, none, e4m3", stderr)
+        stderr = self.run_flags("--preset=sage3", code=USAGE)
+        self.assertIn("sage2_8b", stderr)
+
+    def test_conflicting_options(self):
+        self.write("cu.npy", Tensor("I32", (2,), (0, 4)))
+        stderr = self.run_flags("--cu-seqlens-q=cu.npy", code=USAGE)
+        self.assertIn("--cu-seqlens-kv", stderr)
+        self.run_flags("--backend=cuda", code=USAGE)
+        stderr = self.run_flags("--window-left=3", code=LIBRARY)
+        self.assertIn("window_left", stderr)
+        self.assertIn("SAGEATTN_E_INVALID_ARGUMENT", stderr)
+        self.run_flags("--preset=exact", "--smooth-k=on", code=LIBRARY)
+        self.run_flags("--pv-accum=single_level", "--promotion-interval=64", code=LIBRARY)
+
+    def test_library_limits(self):
+        self.assertIn("64", self.run_flags("--arch=64", code=LIBRARY))
+        self.run_flags("--threads=-1", code=LIBRARY)
+        self.run_flags("--sm-scale=inf", code=LIBRARY)
+        self.run_flags(shapes=((1, 4, 2, 300), (1, 6, 2, 300), (1, 6, 2, 300)), code=LIBRARY)
+
+    def test_shapes(self):
+        for shapes, message in (
+                (((4, 8), (6, 8), (6, 8)), "q has shape [4, 8]"),
+                (((2, 4, 2, 8), (1, 6, 2, 8), (1, 6, 2, 8)), "batch"),
+                (((1, 4, 2, 8), (1, 6, 2, 8), (1, 5, 2, 8)), "tokens"),
+                (((1, 4, 2, 8), (1, 6, 2, 8), (1, 6, 1, 8)), "heads"),
+                (((1, 4, 3, 8), (1, 6, 2, 8), (1, 6, 2, 8)), "not a multiple"),
+                (((1, 4, 2, 4), (1, 6, 2, 8), (1, 6, 2, 8)), "channels")):
+            with self.subTest(message):
+                self.assertIn(message, self.run_flags(shapes=shapes, code=FILE))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    PROGRAM = os.path.abspath(sys.argv.pop(1))
+    unittest.main()
