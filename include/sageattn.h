@@ -396,7 +396,7 @@ typedef struct sageattn_plan_info {
   /* Tiles. */
   int32_t b_q;                /* queries a tile: quantization and Q smoothing */
   int32_t b_k;                /* keys a tile */
-  int32_t promotion_interval; /* keys; 0 if the accumulator is never promoted or always fp32 */
+  int32_t promotion_interval; /* keys; 0 if the accumulator is never promoted */
 
   /* Resolved numerics. */
   int32_t q_dtype, kv_dtype, out_dtype;
@@ -461,8 +461,9 @@ typedef struct sageattn_execute_args {
   /* VARLEN: required, batch + 1 entries each: sequence b has tokens cu[b] .. cu[b + 1] - 1. A
    * sequence is nonsense if its start is negative or below an earlier entry, its end is below
    * its start or above the total, its length is above the plan's limit, or its seqused_kv is
-   * outside 0..its kv_len. The rows of out and lse that are its own (start to end, cut to the
-   * buffer and to max_qo_len) become NaN and its status word is set; nothing else is touched.
+   * outside 0..its kv_len. The rows of out and lse that are its own (from its
+   * start, or from the highest earlier entry if that is above, to its end, cut to the buffer and to
+   * max_qo_len) become NaN and its status word is set; nothing else is touched.
    * DENSE: NULL. */
   const int32_t *cu_seqlens_q;
   const int32_t *cu_seqlens_kv;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -129,7 +130,8 @@ const char* view_name(View view) {
 std::string list_of(const std::vector<int>& values) {
   std::string text = "[";
   for (size_t i = 0; i < values.size(); ++i) {
-    text += (i != 0 ? "," : "") + std::to_string(values[i]);
+    if (i != 0) text += ',';
+    text += std::to_string(values[i]);
   }
   return text + "]";
 }
@@ -706,21 +708,24 @@ sageattn_attn_desc make_desc(const Problem& p, const Numerics& numerics) {
 
 sageattn_context* shared_context(int32_t arch, int threads) {
   static std::mutex mutex;
-  static std::map<std::pair<int32_t, int>, sageattn_context*> contexts;
+  using Owner = std::unique_ptr<sageattn_context, void (*)(sageattn_context*)>;
+  static std::map<std::pair<int32_t, int>, Owner> contexts;
   const std::lock_guard<std::mutex> lock(mutex);
-  sageattn_context*& context = contexts[{arch, threads}];
-  if (context == nullptr) {
-    sageattn_context_desc desc = {};
-    desc.struct_size = sizeof desc;
-    desc.backend = SAGEATTN_BACKEND_CPU;
-    desc.target_arch = arch;
-    desc.num_threads = threads;
-    sageattn_error error = {};
-    error.struct_size = sizeof error;
-    if (sageattn_context_create(&desc, &context, &error) != SAGEATTN_OK) {
-      throw std::runtime_error(std::string("sageattn_context_create: ") + error.message);
-    }
+  const auto found = contexts.find({arch, threads});
+  if (found != contexts.end()) return found->second.get();
+
+  sageattn_context_desc desc = {};
+  desc.struct_size = sizeof desc;
+  desc.backend = SAGEATTN_BACKEND_CPU;
+  desc.target_arch = arch;
+  desc.num_threads = threads;
+  sageattn_error error = {};
+  error.struct_size = sizeof error;
+  sageattn_context* context = nullptr;
+  if (sageattn_context_create(&desc, &context, &error) != SAGEATTN_OK) {
+    throw std::runtime_error(std::string("sageattn_context_create: ") + error.message);
   }
+  contexts.emplace(std::pair(arch, threads), Owner(context, sageattn_context_destroy));
   return context;
 }
 
@@ -945,7 +950,7 @@ std::string compare_bits(const std::vector<float>& got, const std::vector<float>
   size_t count = 0, first = 0;
   for (size_t i = 0; i < got.size(); ++i) {
     if (std::isnan(got[i]) && std::isnan(want[i])) continue;
-    if (std::memcmp(&got[i], &want[i], sizeof(float)) == 0) continue;
+    if (std::bit_cast<uint32_t>(got[i]) == std::bit_cast<uint32_t>(want[i])) continue;
     if (count++ == 0) first = i;
   }
   if (count == 0) return {};

@@ -576,17 +576,15 @@ void attend(const Head& h, int i, float* out, float* lse) {
     n = mt == -kInf ? 0.0f : mt;
     // 2.
     const float alpha = m == -kInf ? 0.0f : literal_exp2(m - n);
-    for (float& x : acc) {
-      x *= alpha;
-      if (accumulators_f16) x = round_fp16(x);
-    }
+    for (float& x : acc) x *= alpha;
     lg *= alpha;
     m = mt;
     // 3.
     const float c0 = log2_pm - n;
     for (int t = 0; t < keys; ++t) {
       if (!visible[t]) continue;
-      p[t] = literal_exp2(smooth_q ? s[t] + c0 : std::fma(a[t], f[t], c0));
+      const float x = smooth_q ? s[t] + c0 : std::fma(a[t], f[t], c0);
+      p[t] = literal_exp2(x > log2_pm ? log2_pm : x);
       rounded[t] = round_p(info.pv_format, p[t]);
     }
     // 4.

@@ -325,6 +325,10 @@ TEST_CASE("Huge and tiny values neither overflow nor vanish", "[compare]") {
   CHECK(t.cos_sim == Approx(1.0).epsilon(1e-12));
   CHECK(t.rel_l1 == Approx(1.0).epsilon(1e-2));
   CHECK(t.rmse > 0.0);
+  // Differences are taken in fp64: this one is no fp32 number.
+  const std::vector<float> one = {1.0f}, speck = {1e-10f};
+  CHECK(compare(plain_args(one, speck, 1, 1, 1, 1)).max_abs_error ==
+        1.0 - static_cast<double>(speck[0]));
 }
 
 TEST_CASE("Non-finite elements are counted and left out", "[compare]") {

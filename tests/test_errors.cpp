@@ -8,10 +8,13 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <random>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "sageattn.h"
+#include "src/core/region.h"
 #include "tests/catch.h"
 
 namespace {
@@ -961,6 +964,55 @@ TEST_CASE("execute: unusual and legal") {
   varlen.args.total_qo = varlen.args.total_kv = 0;
   varlen.args.q.data = varlen.args.k.data = varlen.args.v.data = varlen.args.out.data = nullptr;
   CHECK(varlen.execute(nullptr) == SAGEATTN_OK);
+}
+
+TEST_CASE("overlap: never called apart, or distinct, when it is not") {
+  // Small random tensors whose bytes can be listed.
+  std::mt19937 random(1);
+  const auto below = [&](int n) {
+    return static_cast<int64_t>(random() % static_cast<unsigned>(n));
+  };
+  struct Listed {
+    sageattn::Region region;
+    std::set<int64_t> bytes;
+    bool distinct = true;
+  };
+  const auto make = [&] {
+    Listed listed;
+    const int64_t element = int64_t{2} << below(2);
+    const int64_t base = 4096 + element * below(32);
+    std::array<std::pair<int64_t, int64_t>, 4> dimensions;
+    for (auto& [size, stride] : dimensions) size = 1 + below(3), stride = below(25) - 8;
+    listed.region = sageattn::strided_region("", reinterpret_cast<void*>(base),
+                                             static_cast<size_t>(element), dimensions);
+    const auto [d0, d1, d2, d3] = dimensions;
+    for (int64_t i = 0; i < d0.first * d1.first * d2.first * d3.first; ++i) {
+      const int64_t index = i % d0.first * d0.second + i / d0.first % d1.first * d1.second +
+                            i / (d0.first * d1.first) % d2.first * d2.second +
+                            i / (d0.first * d1.first * d2.first) * d3.second;
+      for (int64_t byte = 0; byte < element; ++byte) {
+        listed.distinct &= listed.bytes.insert(base + index * element + byte).second;
+      }
+    }
+    return listed;
+  };
+  int apart = 0, distinct = 0;
+  bool right = true;
+  for (int repeat = 0; repeat < 20000; ++repeat) {
+    const Listed a = make(), b = make();
+    right &= static_cast<int64_t>(a.region.begin) == *a.bytes.begin();
+    right &= static_cast<int64_t>(a.region.begin + a.region.span()) == *a.bytes.rbegin() + 1;
+    if (sageattn::elements_distinct(a.region)) right &= a.distinct, ++distinct;
+    if (sageattn::regions_disjoint(a.region, b.region)) {
+      ++apart;
+      for (const int64_t byte : a.bytes) right &= b.bytes.count(byte) == 0;
+    }
+    right &= sageattn::regions_disjoint(a.region, b.region) ==
+             sageattn::regions_disjoint(b.region, a.region);
+  }
+  CHECK(right);
+  CHECK(apart > 1000);
+  CHECK(distinct > 1000);
 }
 
 // ---- Compare -----------------------------------------------------------------------------------

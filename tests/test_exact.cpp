@@ -54,10 +54,10 @@ std::string compare(const std::vector<float>& got, const std::vector<double>& wa
 }
 
 std::string check(const Problem& problem, const Numerics& numerics, const Data& data) {
-  const std::string where = describe(problem, numerics);
+  const std::string where = describe(problem, numerics) + "\n  ";
   const CaseResult result = run_case(problem, numerics, data);
-  if (result.status != SAGEATTN_OK) return where + "\n  " + result.message;
-  if (!result.violation.empty()) return where + "\n  " + result.violation;
+  if (result.status != SAGEATTN_OK) return where + result.message;
+  if (!result.violation.empty()) return where + result.violation;
   for (int b = 0; b < problem.batch(); ++b) {
     const ExactOutput want = exact_attention(problem.shape, problem.scale(), problem.mask, data[b]);
     // fp64 sums in another order: 1e-12 of the terms' magnitude.
@@ -70,7 +70,7 @@ std::string check(const Problem& problem, const Numerics& numerics, const Data& 
       difference = compare(result.sequences[b].lse, want.lse, lse_slack, SAGEATTN_F32, "lse");
     }
     if (!difference.empty()) {
-      return where + "\n  sequence " + std::to_string(b) + " " + difference;
+      return where + difference + " of sequence " + std::to_string(b);
     }
   }
   return {};

@@ -13,6 +13,9 @@
 #include "src/cpu/formats.h"
 #include "src/cpu/kernels.h"
 #include "tests/catch.h"
+#ifdef SAGEATTN_X86
+#include <cpuid.h>
+#endif
 
 namespace {
 
@@ -26,8 +29,10 @@ std::vector<const Kernels*> builds() {
   std::vector<const Kernels*> all;
 #ifdef SAGEATTN_X86
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("f16c")) {
+  // clang 14 does not know "f16c" by name.
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  if (f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     all.push_back(&kAvx2Kernels);
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {

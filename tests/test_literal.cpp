@@ -13,20 +13,20 @@ namespace {
 
 // Runs one problem both ways. Empty if they agree.
 std::string check(const Problem& problem, const Numerics& numerics) {
-  const std::string where = describe(problem, numerics);
+  const std::string where = describe(problem, numerics) + "\n  ";
   const Data data = make_data(problem);
   const CaseResult result = run_case(problem, numerics, data);
   if (result.status != SAGEATTN_OK) {
-    return where + "\n  " + sageattn_status_name(result.status) + ": " + result.message;
+    return where + sageattn_status_name(result.status) + ": " + result.message;
   }
-  if (!result.violation.empty()) return where + "\n  " + result.violation;
+  if (!result.violation.empty()) return where + result.violation;
   for (int b = 0; b < problem.batch(); ++b) {
     const LiteralOutput want = literal_attention(result.info, problem.shape.head_dim,
                                                  problem.shape.num_qo_heads, problem.mask, data[b]);
     const std::string difference =
         compare_bits(result.sequences[b], want, problem, "sequence " + std::to_string(b));
-    if (!difference.empty()) return where + "\n  " + difference;
-    if (result.sequence_status[b] != SAGEATTN_SEQUENCE_OK) return where + "\n  status word is set";
+    if (!difference.empty()) return where + difference;
+    if (result.sequence_status[b] != SAGEATTN_SEQUENCE_OK) return where + "status word is set";
   }
   return {};
 }

@@ -146,7 +146,7 @@ TEST_CASE("NaN and infinities never become a finite wrong answer", "[nonfinite]"
                                 {kK, 0, 1, 15, kNaN}, {kK, 70, 0, 7, -kInf},
                                 {kV, 1, 0, 23, kNaN}, {kV, 131, 1, 5, kInf}};
       for (const Poison& poison : poisons) {
-        const std::string report = check_poison(problem, numerics, data, clean, poison);
+        std::string report = check_poison(problem, numerics, data, clean, poison);
         if (!report.empty()) return report;
       }
       return std::string();
@@ -278,8 +278,8 @@ TEST_CASE("sequences without keys give 0 and -inf, and leave others alone", "[no
       if (x != -kInf) return "dense: lse is " + std::to_string(x);
     }
     for (const int b : {0, 2}) {
-      const std::string report = compare_bits(batched.sequences[b], packed.sequences[b], problem,
-                                              "sequence " + std::to_string(b));
+      std::string report = compare_bits(batched.sequences[b], packed.sequences[b], problem,
+                                        "sequence " + std::to_string(b));
       if (!report.empty()) return report;
     }
     // No keys at all: NULL data.
@@ -456,8 +456,8 @@ TEST_CASE("nonsense seqused_kv of a dense batch", "[nonfinite]") {
       }
     }
     for (const int b : {1, 3}) {
-      const std::string report = compare_bits(got.sequences[b], clean.sequences[b], problem,
-                                              "sequence " + std::to_string(b));
+      std::string report = compare_bits(got.sequences[b], clean.sequences[b], problem,
+                                        "sequence " + std::to_string(b));
       if (!report.empty()) return report;
     }
     return std::string();

@@ -315,7 +315,7 @@ TEST_CASE("a packed sequence has the bits it has alone", "[properties]") {
         alone.gap = 0;
         alone.qo_lens = {packed.qo_lens[b]};
         alone.kv_lens = {packed.kv_lens[b]};
-        const std::string report =
+        std::string report =
             compare_bits(together.sequences[b], must_run(alone, numerics, {data[b]}).sequences[0],
                          alone, "sequence " + std::to_string(b));
         if (!report.empty()) return report;
@@ -339,7 +339,7 @@ TEST_CASE("keys beyond seqused_kv do not exist", "[properties]") {
       cut.qo_lens = {33};
       cut.kv_lens = {padded.seqused[b]};
       cut.seqused.clear();
-      const std::string report = compare_bits(
+      std::string report = compare_bits(
           together.sequences[b], must_run(cut, numerics, {data[b]}).sequences[0], cut, "padded");
       if (!report.empty()) return report;
     }
@@ -390,7 +390,7 @@ TEST_CASE("the layout in memory does not matter", "[properties]") {  // also use
         if (view == View::Padded || view == View::Reversed) other.lse_view = view;
         const CaseResult got = must_run(other, numerics, data);
         for (int b = 0; b < 2; ++b) {
-          const std::string report =
+          std::string report =
               compare_bits(got.sequences[b], want.sequences[b], other, describe(other, numerics));
           if (!report.empty()) return report;
         }

@@ -321,9 +321,7 @@ inline float row_softmax(const AttendTile& t, int row, float* a) {
     const Vf alpha = splat(exp2(m - n));
     float* acc = t.acc + int64_t{row} * t.channels;
     for (int c = 0; c < t.channels; c += kLanes) {
-      Vf x = mul(load(acc + c), alpha);
-      if (t.pv_model == PvModel::kF16) x = round_to_f16(x);
-      store(acc + c, x);
+      store(acc + c, mul(load(acc + c), alpha));
     }
     t.group_sum[row] *= exp2(m - n);
   }
@@ -361,6 +359,8 @@ inline void attend_row(const AttendTile& t, int row) {
         } else {
           x = fma(load(a + j), mul(q_scale, load(t.k_scale + j)), splat(c0));
         }
+        // Rounding can lift huge scores above their maximum; NaN stays.
+        x = select(less(splat(t.p_log2), x), splat(t.p_log2), x);
         const Vi key = add(load(kIota), splat(j));
         Vf p = select(less(key, splat(end)), exp2(x), splat(0.0f));
         p = select(less(key, splat(first)), splat(0.0f), p);
