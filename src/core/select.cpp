@@ -52,7 +52,9 @@ int32_t resolve_promotion_interval(const sageattn_attn_desc& desc, const PlanCon
   if (desc.promotion_interval != 0) return desc.promotion_interval;
   if (plan.pv_accum == SAGEATTN_PV_ACCUM_F16) return kF16Interval;
   if (plan.smooth_v == SAGEATTN_SMOOTH_V_GROUP || plan.v_scale == SAGEATTN_V_SCALE_GROUP) {
-    return kGroupInterval;
+    // A warp of mma.sync holds 32 rows: registers leave no room for an accumulator beside the
+    // output, so it lives for one tile only.
+    return plan.kernel == SAGEATTN_KERNEL_WGMMA ? kGroupInterval : plan.tile.b_k;
   }
   return plan.pv_accum == SAGEATTN_PV_ACCUM_TWO_LEVEL ? plan.tile.b_k : 0;
 }
