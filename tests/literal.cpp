@@ -583,7 +583,7 @@ void attend(const Head& h, int i, float* out, float* lse) {
     const float c0 = log2_pm - n;
     for (int t = 0; t < keys; ++t) {
       if (!visible[t]) continue;
-      const float x = smooth_q ? s[t] + c0 : std::fma(a[t], f[t], c0);
+      const float x = s[t] + c0;
       p[t] = literal_exp2(x > log2_pm ? log2_pm : x);
       rounded[t] = round_p(info.pv_format, p[t]);
     }

@@ -11,6 +11,10 @@
 #include <thread>
 #include <vector>
 
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
+
 #include "sageattn.h"
 #include "tests/catch.h"
 
@@ -340,6 +344,36 @@ TEST_CASE("the thread count does not change a bit") {
     sageattn_context_destroy(ctx);
   }
 }
+
+#ifdef __SSE__
+TEST_CASE("the caller's floating-point environment does not change a bit, and stays") {
+  for (const int threads : {1, 3}) {
+    sageattn_context* ctx = create_context(cpu_desc(threads));
+    sageattn_plan* plan = create_plan(ctx);
+    const std::vector<float> expected = run(plan, 7);
+    REQUIRE(!expected.empty());
+    const unsigned normal = _mm_getcsr();
+    // Flush to zero with denormals are zero; rounding down.
+    for (const unsigned mode : {normal | 0x8040u, (normal & ~0x6000u) | 0x2000u}) {
+      _mm_setcsr(mode);
+      sageattn_context* other_ctx = nullptr;
+      const sageattn_context_desc desc = cpu_desc(threads);
+      sageattn_context_create(&desc, &other_ctx, nullptr);  // its workers inherit the mode
+      sageattn_plan* other_plan = create_plan(other_ctx);
+      const std::vector<float> got = run(plan, 7), other = run(other_plan, 7);
+      const unsigned after = _mm_getcsr();
+      _mm_setcsr(normal);
+      CHECK((after & 0xE040u) == (mode & 0xE040u));
+      CHECK((got == expected));
+      CHECK((other == expected));
+      sageattn_plan_destroy(other_plan);
+      sageattn_context_destroy(other_ctx);
+    }
+    sageattn_context_destroy(ctx);
+    sageattn_plan_destroy(plan);
+  }
+}
+#endif
 
 TEST_CASE("self-test on every arch") {
   for (const int32_t arch : {80, 86, 89, 90, 120}) {

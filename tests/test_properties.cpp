@@ -555,6 +555,33 @@ TEST_CASE("merging empty parts", "[properties]") {
 }
 
 // #24: heads that do not divide are refused.
+// Scores of 10^9, whose last place is far above 1: the largest must still get a probability.
+TEST_CASE("huge scores choose a key", "[properties]") {
+  constexpr int kDim = 64, kQueries = 70, kKeys = 200;
+  Problem problem;
+  problem.id = 8800;
+  problem.shape = {1, 1, kDim, kDim};
+  problem.out_dtype = SAGEATTN_F32;
+  problem.qo_lens = {kQueries};
+  problem.kv_lens = {kKeys};
+  problem.seed = 88;
+  Data data = make_data(problem);
+  for (float& x : data[0].q) x = round_dtype(x * 1.5e4f, SAGEATTN_F16);
+  for (float& x : data[0].k) x = round_dtype(x * 1.5e4f, SAGEATTN_F16);
+  for (float& x : data[0].v) x = 1;
+  std::vector<Numerics> list = all_presets();
+  for (const Numerics& numerics : all_enumerants()) list.push_back(numerics);
+  for (const Numerics& numerics : list) {
+    INFO(numerics.name);
+    const CaseResult result = run_case(problem, numerics, data);
+    REQUIRE(result.status == SAGEATTN_OK);
+    int wrong = 0;
+    for (const float x : result.sequences[0].out) wrong += !(std::fabs(x - 1) < 0.07f);
+    for (const float x : result.sequences[0].lse) wrong += !std::isfinite(x);
+    CHECK(wrong == 0);
+  }
+}
+
 TEST_CASE("query heads that are no multiple of KV heads are refused", "[properties]") {
   for (const auto& [qo_heads, kv_heads] : {std::pair{33, 2}, std::pair{3, 2}, std::pair{2, 4}}) {
     Problem problem = base_problem(1, 1);

@@ -1,6 +1,7 @@
 // The C functions of sageattn.h. Each checks its pointers, copies structs in, calls the core and
 // copies structs out; guarded() is where exceptions end.
 #include <algorithm>
+#include <cfenv>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
@@ -52,9 +53,27 @@ void write_error(sageattn_error* err, int32_t status, const char* function, cons
   std::memcpy(err, &error, size);
 }
 
+// The default floating-point environment for a while: bits must not depend on a caller that flushes
+// subnormals (-ffast-math, torch.set_flush_denormal) or rounds in another direction. Workers of the
+// pool set theirs when they start.
+class DefaultFloatEnvironment {
+ public:
+  DefaultFloatEnvironment() {
+    std::fegetenv(&callers_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatEnvironment() { std::fesetenv(&callers_); }
+  DefaultFloatEnvironment(const DefaultFloatEnvironment&) = delete;
+  DefaultFloatEnvironment& operator=(const DefaultFloatEnvironment&) = delete;
+
+ private:
+  std::fenv_t callers_;
+};
+
 // Runs the body of a function: nothing is thrown past here.
 template <class Body>
 int32_t guarded(const char* function, sageattn_error* err, const Body& body) noexcept {
+  const DefaultFloatEnvironment environment;
   int32_t status = SAGEATTN_E_INTERNAL;
   try {
     body();

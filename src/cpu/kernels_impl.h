@@ -290,8 +290,8 @@ void flush(const AttendTile& t, int row, const float* v_scale, const float* v_me
   lg = 0.0f;
 }
 
-// Scores of one row in base 2 (with dS) or integer sums (without), then the running maximum: fills
-// a[] and returns what to add to a score to get the exponent of its P.
+// Scores of one row in base 2 in place of a[]'s sums, then the running maximum: returns what to add
+// to a score to get the exponent of its P.
 template <int vectors>
 inline float row_softmax(const AttendTile& t, int row, float* a) {
   const Vi first = splat(t.visible[2 * row]);
@@ -304,10 +304,10 @@ inline float row_softmax(const AttendTile& t, int row, float* a) {
     Vf s;
     if (t.ds != nullptr) {
       s = fma(load(a + j), f, mul(load(t.ds + j), splat(t.ds_scale)));
-      store(a + j, s);
     } else {
       s = mul(load(a + j), f);
     }
+    store(a + j, s);
     const Vi key = add(load(kIota), splat(j));
     const Vm hidden_before = less(key, first);
     const Vm seen = less(key, end);
@@ -345,7 +345,6 @@ inline void attend_row(const AttendTile& t, int row) {
     }
     c0 = row_softmax<vectors>(t, row, a);
   }
-  const Vf q_scale = splat(t.q_scale[row]);
   const float min_normal = min_normal_of(t.p_format);
   int flush_at = t.flush_at;
   int64_t group = 0;
@@ -353,12 +352,7 @@ inline void attend_row(const AttendTile& t, int row) {
     if (sees_any) {
       Vf sum = splat(0.0f);
       for (int j = start; j < start + t.chunk; j += kLanes) {
-        Vf x;
-        if (t.ds != nullptr) {
-          x = add(load(a + j), splat(c0));
-        } else {
-          x = fma(load(a + j), mul(q_scale, load(t.k_scale + j)), splat(c0));
-        }
+        Vf x = add(load(a + j), splat(c0));
         // Rounding can lift huge scores above their maximum; NaN stays.
         x = select(less(splat(t.p_log2), x), splat(t.p_log2), x);
         const Vi key = add(load(kIota), splat(j));

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
+#include <new>
 #include <system_error>
 
 namespace sageattn::cpu {
@@ -24,12 +26,14 @@ struct Pool::Job {
   }
 };
 
-// Fewer workers than asked for (the system may refuse threads) only makes jobs slower.
+// Fewer workers than asked for (the system may refuse threads, or memory for them) only makes jobs
+// slower; to throw with workers running would end the process.
 Pool::Pool(int threads) : threads_(threads) {
   try {
     workers_.reserve(static_cast<size_t>(threads - 1));
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
   } catch (const std::system_error&) {
+  } catch (const std::bad_alloc&) {
   }
 }
 
@@ -68,6 +72,7 @@ void Pool::run(int64_t count, void (*item)(void* self, int64_t index, int slot),
 }
 
 void Pool::work() {
+  std::fesetenv(FE_DFL_ENV);  // a thread inherits its creator's
   std::unique_lock lock(mutex_);
   for (;;) {
     Job* job = first_;

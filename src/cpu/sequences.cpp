@@ -20,7 +20,7 @@ Cut cut_at(const int32_t* cu, int32_t b, int64_t total, int64_t max_len, int64_t
   cut.good = cut.start >= highest && cut.end >= cut.start && cut.end <= total &&
              cut.end - cut.start <= max_len;
   // What a bad sequence may call its own.
-  cut.start = std::clamp<int64_t>(cut.start, highest, total);
+  cut.start = std::clamp(cut.start, std::min(highest, total), total);
   cut.end = std::clamp<int64_t>(cut.end, cut.start, std::min(total, cut.start + max_len));
   highest = std::max<int64_t>(highest, cu[b]);
   return cut;
