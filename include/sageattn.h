@@ -24,10 +24,13 @@
  *   Errors     Every function that can fail returns a status (int32_t, SAGEATTN_OK = 0) and takes
  *              a caller-owned sageattn_error last, which may be NULL. Its message names the
  *              function, the field, its value and the limit. On failure output handles are NULL
- *              and outputs are untouched.
+ *              and outputs are untouched (but for *needed, where a function has it).
  *   Threads    Every function may be called from any thread at any time, also on the same handle,
  *              except that a handle must not be used during or after its own destroy. Plans are
  *              immutable. Each execute in flight needs a workspace of its own.
+ *   Pointers   A pointer must not be NULL unless its comment says so, else
+ *              SAGEATTN_E_INVALID_ARGUMENT. Data and int32 pointers are aligned to their element,
+ *              else SAGEATTN_E_MISALIGNED.
  *   Ownership  Handles belong to the caller and are freed by their destroy function, in any
  *              order: a plan keeps what it needs of its context alive. All other pointers are
  *              borrowed for the duration of the call (for CUDA executes: until the work that was
@@ -284,7 +287,8 @@ typedef struct sageattn_context_desc {
   uint32_t struct_size;
   uint32_t flags;        /* SAGEATTN_CONTEXT_* or-ed */
   int32_t backend;       /* SAGEATTN_BACKEND_* */
-  int32_t device;        /* CUDA device ordinal, from 0; must be 0 with BACKEND_CPU */
+  int32_t device;        /* CUDA device ordinal, from 0; must be 0 with BACKEND_CPU, unused if AUTO
+                          takes the CPU */
   int32_t target_arch;   /* 0: the device's. Else 80, 86, 89, 90 or 120: the arch to compile for or,
                           with the CPU backend, whose tiles and accumulation to emulate (0: 90) */
   int32_t num_threads;   /* of the CPU backend, the calling thread included, 1..1024; 0: one for
@@ -593,7 +597,7 @@ SAGEATTN_API int32_t sageattn_compare(const sageattn_compare_args *args,
                                       sageattn_compare_result *result, sageattn_error *err);
 
 /* Runs small attentions of every preset on the context's backend and compares them with an exact
- * computation. Takes a few seconds and allocates what it needs.
+ * computation. Takes a few seconds at most and allocates what it needs.
  * Errors: SELFTEST (the message names the case that failed), and what plan and execute return. */
 SAGEATTN_API int32_t sageattn_selftest(sageattn_context *ctx, sageattn_error *err);
 

@@ -25,16 +25,16 @@ extern const Kernels kGenericKernels = SAGEATTN_KERNELS("generic");
 
 const Kernels& kernels() {
 #ifdef SAGEATTN_X86
-  static const Kernels& best = []() -> const Kernels& {
+  static const Kernels* const best = [] {
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-      return kAvx512Kernels;
+      return &kAvx512Kernels;
     }
-    return avx2 ? kAvx2Kernels : kGenericKernels;
+    return avx2 ? &kAvx2Kernels : &kGenericKernels;
   }();
-  return best;
+  return *best;
 #else
   return kGenericKernels;
 #endif
