@@ -333,7 +333,7 @@ typedef struct sageattn_attn_desc {
 
   /* Softmax scale. */
   int32_t sm_scale_set; /* 0: 1 / sqrt(head_dim), and sm_scale must be 0. 1: sm_scale as given */
-  float sm_scale;       /* finite, any sign, 0 included (then out is the mean of V) */
+  float sm_scale;       /* up to 2e38, any sign, 0 included (then out is the mean of V) */
 
   /* Limits: every execute stays within them; the workspace is sized for them. */
   int32_t max_batch;    /* sequences an execute, 1..2^24; 0: 1 */

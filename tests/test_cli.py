@@ -307,6 +307,36 @@ class Files(CliTest):
         _, stderr = self.call("run", *qkv, "--out", "no_folder/out.npy", code=FILE)
         self.assertIn("no_folder/out.npy: cannot be written", stderr)
 
+    def test_a_folder_is_not_a_regular_file(self):
+        for name in ("folder.npy", "folder.safetensors"):
+            os.mkdir(self.path(name))
+            _, stderr = self.call("compare", name, name, code=FILE)
+            self.assertIn(f"{name}: is not a regular file", stderr)
+
+    def test_out_and_lse_must_differ(self):
+        qkv = self.write_qkv(*self.one_key("F32"))
+        for lse in ("out.npy", "./out.npy", self.path("out.npy")):
+            with self.subTest(lse):
+                _, stderr = self.call("run", *qkv, "--out=out.npy", f"--lse={lse}", code=USAGE)
+                self.assertIn("--lse: names the same file as --out", stderr)
+                self.assertFalse(os.path.exists(self.path("out.npy")))
+
+    def test_out_and_lse_are_written_both_or_neither(self):
+        qkv = self.write_qkv(*self.one_key("F32"))
+        run = ["run", *qkv, "--out=out.npy"]
+        for lse in (".", "no_folder/lse.npy", "q.npy/lse.npy"):
+            with self.subTest(lse):
+                self.write("out.npy", b"kept")  # nothing is computed, nothing touched
+                _, stderr = self.call(*run, f"--lse={lse}", code=FILE)
+                self.assertIn(f"{lse}: cannot be written: ", stderr)
+                with open(self.path("out.npy"), "rb") as file:
+                    self.assertEqual(file.read(), b"kept")
+        if os.path.exists("/dev/full"):  # opens, but cannot be written
+            _, stderr = self.call(*run, "--lse=/dev/full", code=FILE)
+            self.assertIn("/dev/full: cannot be written: ", stderr)
+            self.assertFalse(os.path.exists(self.path("out.npy")))
+            self.assertTrue(os.path.exists("/dev/full"))
+
 
 class Run(CliTest):
     def test_exact(self):
@@ -376,8 +406,22 @@ class Run(CliTest):
         _, stderr = self.call(*run, "--cu-seqlens-q=cu.npy", "--cu-seqlens-kv=longer.npy",
                               code=FILE)
         self.assertIn("3 entries but cu_seqlens_kv 4", stderr)
-        self.write("none.npy", Tensor("I32", (0,), ()))
-        self.call(*run, "--cu-seqlens-q=none.npy", "--cu-seqlens-kv=none.npy", code=FILE)
+        for entries in ((), (0,)):
+            self.write("few.npy", Tensor("I32", (len(entries),), entries))
+            _, stderr = self.call(*run, "--cu-seqlens-q=few.npy", "--cu-seqlens-kv=few.npy",
+                                  code=FILE)
+            self.assertIn(f"few.npy: cu_seqlens needs at least 2 entries, where a sequence starts "
+                          f"and where it ends, but has {len(entries)}\n", stderr)
+        self.assertFalse(os.path.exists(self.path("out.npy")))
+
+    def test_varlen_warns_of_uncovered_tokens(self):
+        qkv = self.write_qkv(*(noise(seed, (6, 1, 8)) for seed in range(3)))
+        self.write("part.npy", Tensor("I32", (2,), (0, 4)))
+        self.write("all.npy", Tensor("I32", (2,), (0, 6)))
+        _, stderr = self.call("run", *qkv, "--out=out.npy", "--cu-seqlens-q=part.npy",
+                              "--cu-seqlens-kv=all.npy")
+        self.assertEqual(stderr, "sageattn: warning: part.npy: 2 of 6 tokens belong to no "
+                                 "sequence\n")
 
     def test_seqused_kv(self):
         q, k, v = noise(1, (2, 5, 2, 8)), noise(2, (2, 7, 2, 8)), noise(3, (2, 7, 2, 8))
@@ -454,7 +498,7 @@ class Compare(CliTest):
             "max_abs_error", "worst_head", "worst_cos_sim", "worst_rel_l1", "worst_rmse",
             "worst_rel_error", "within_limit"})
         self.assertEqual((result["count"], result["nonfinite_out"], result["within_limit"]),
-                         (144, 0, True))
+                         (144, 0, None))
         self.assertAlmostEqual(result["cos_sim"], 1, 6)
         self.assertAlmostEqual(result["rel_l1"], 0.01, 6)
         self.assertAlmostEqual(result["rel_error"], 0.01, 6)
@@ -475,13 +519,19 @@ class Compare(CliTest):
         self.assertEqual(result["worst_head"], 5)
 
     def test_limit(self):
-        self.call("compare", "out.npy", "ref.npy", "--max-rel-error=0.0101")
+        result = self.call_json("compare", "out.npy", "ref.npy", "--max-rel-error=0.0101")
+        self.assertIs(result["within_limit"], True)
         result = self.call_json("compare", "out.npy", "ref.npy", "--max-rel-error=0.0099",
                                 code=FAILED)
         self.assertIs(result["within_limit"], False)
         _, stderr = self.call("compare", "out.npy", "ref.npy", "--max-rel-error=0.0099",
                               code=FAILED)
         self.assertIn("above the limit", stderr)
+        for limit in ("nan", "-1", "-inf", "small"):
+            with self.subTest(limit):
+                _, stderr = self.call("compare", "out.npy", "ref.npy",
+                                      f"--max-rel-error={limit}", code=USAGE)
+                self.assertIn("--max-rel-error", stderr)
 
     def test_elements_that_are_not_finite(self):
         self.out[0, 0, 0, 0] = math.nan
@@ -490,6 +540,13 @@ class Compare(CliTest):
         result = self.call_json("compare", "out.npy", "ref.npy")
         self.assertEqual((result["nonfinite_out"], result["nonfinite_ref"]), (2, 0))
         self.call("compare", "out.npy", "ref.npy", "--max-rel-error=1", code=FAILED)
+
+    def test_an_infinite_error_is_null_in_json(self):
+        self.write("zeros.npy", Tensor("F32", self.ref.shape, [0.0] * 144))
+        result = self.call_json("compare", "out.npy", "zeros.npy", "--max-rel-error=1",
+                                code=FAILED)
+        self.assertIsNone(result["rel_error"])
+        self.assertIs(result["within_limit"], False)
 
     def test_dtypes_may_differ_but_not_shapes(self):
         self.write("half.npy", Tensor("F16", self.ref.shape, self.ref.values))
@@ -545,6 +602,8 @@ class Demo(CliTest):
                          [["layer_00", "SAGE2_4B"], ["layer_00", "OFFICIAL"],
                           ["layer_07", "SAGE2_4B"], ["layer_07", "OFFICIAL"]])
         self.assertNotIn("one", stdout)
+        rows = self.call_json("demo", "--data=.", "--files=two", "--preset=sage1")
+        self.assertEqual({row["case"] for row in rows}, {"two"})
 
     def test_shipped_data(self):
         rows = self.call_json("demo", "--files", "minilm-l6-v2.safetensors", "--preset",
@@ -596,6 +655,7 @@ class Info(CliTest):
 
     def test_help(self):
         stdout, _ = self.call("--help")
+        self.assertEqual(self.call("help")[0], stdout)
         for word in ("run", "compare", "demo", "info", "selftest", "Exit codes"):
             self.assertIn(word, stdout)
         stdout, _ = self.call("run", "--help")
@@ -616,6 +676,13 @@ class Errors(CliTest):
                           ["info", "--arch=many"], ["info", "--colour"]):
             with self.subTest(arguments=arguments):
                 self.call(*arguments, code=USAGE)
+
+    def test_an_unknown_command_lists_the_known_ones(self):
+        known = "the commands are run, compare, demo, info, selftest\n"
+        _, stderr = self.call("fly", "--json", code=USAGE)
+        self.assertIn(f"unknown command 'fly'; {known}", stderr)
+        _, stderr = self.call(code=USAGE)
+        self.assertIn(f"a command is required; {known}", stderr)
 
     def test_an_unknown_value_lists_the_legal_ones(self):
         stderr = self.run_flags("--qk-format=i9", code=USAGE)

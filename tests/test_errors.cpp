@@ -284,6 +284,9 @@ TEST_CASE("plan_create: what does not go together") {
       {invalid, {"num_kv_heads = 3", "num_qo_heads = 4"}, [](auto& d) { d.num_kv_heads = 3; }},
       {invalid, {"num_kv_heads = 8", "num_qo_heads = 4"}, [](auto& d) { d.num_kv_heads = 8; }},
       {invalid, {"sm_scale = 0.5", "sm_scale_set"}, [](auto& d) { d.sm_scale = 0.5f; }},
+      {invalid,
+       {"sm_scale = 2.1e+38", "2e38"},
+       [](auto& d) { d.sm_scale_set = 1, d.sm_scale = 2.1e38f; }},
       {invalid, {"sm_scale = nan", "sm_scale_set"}, [](auto& d) { d.sm_scale = kNan; }},
       {invalid,
        {"sm_scale = inf", "finite"},
@@ -306,7 +309,7 @@ TEST_CASE("plan_create: what does not go together") {
          d.batch_mode = SAGEATTN_BATCH_VARLEN, d.max_total_kv = (int64_t{1} << 54) + 1;
        }},
       {invalid,
-       {"max_batch", "max_qo_len", "max_kv_len", "workspace"},
+       {"max_batch", "max_kv_len", "max_total_kv", "num_kv_heads", "workspace"},
        [](auto& d) {
          d.max_batch = 1 << 24, d.max_qo_len = d.max_kv_len = 1 << 30;
          d.num_qo_heads = 65536, d.head_dim = 256;
@@ -483,7 +486,7 @@ TEST_CASE("plan_create: unusual and legal") {
       [](auto& d) { d.head_dim = 1, d.head_dim_v = 256; },
       [](auto& d) { d.num_qo_heads = 65536, d.num_kv_heads = 1; },
       [](auto& d) { d.sm_scale_set = 1, d.sm_scale = -2.0f; },
-      [](auto& d) { d.sm_scale_set = 1, d.sm_scale = FLT_MAX; },
+      [](auto& d) { d.sm_scale_set = 1, d.sm_scale = -2e38f; },
       [](auto& d) { d.sm_scale = -0.0f; },
       [](auto& d) { d.mask = SAGEATTN_MASK_WINDOW, d.window_left = d.window_right = -1; },
       [](auto& d) { d.mask = SAGEATTN_MASK_WINDOW, d.window_left = INT32_MAX; },

@@ -1,5 +1,6 @@
 // The library against the second implementation of docs/numerics.md, bit for bit.
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -12,9 +13,8 @@ using namespace sageattn_test;
 namespace {
 
 // Runs one problem both ways. Empty if they agree.
-std::string check(const Problem& problem, const Numerics& numerics) {
+std::string check(const Problem& problem, const Numerics& numerics, const Data& data) {
   const std::string where = describe(problem, numerics) + "\n  ";
-  const Data data = make_data(problem);
   const CaseResult result = run_case(problem, numerics, data);
   if (result.status != SAGEATTN_OK) {
     return where + sageattn_status_name(result.status) + ": " + result.message;
@@ -40,8 +40,9 @@ void check_all(const std::vector<Numerics>& list, const std::vector<Problem>& gr
       if (std::max(s.head_dim, s.head_dim_v) > numerics.max_dim) continue;
       if (selected(problem, numerics)) problems.push_back(problem);
     }
-    const std::vector<std::string> reports = for_each_case(
-        static_cast<int>(problems.size()), [&](int i) { return check(problems[i], numerics); });
+    const std::vector<std::string> reports =
+        for_each_case(static_cast<int>(problems.size()),
+                      [&](int i) { return check(problems[i], numerics, make_data(problems[i])); });
     INFO(numerics.name << ": " << summary(reports));
     CHECK(reports.empty());
     cases += static_cast<int>(problems.size());
@@ -115,4 +116,26 @@ TEST_CASE("extreme scores equal the literal implementation", "[literal]") {
     }
   }
   check_all(all_presets(), grid);
+}
+
+// The exponent of V's scale in F16: absmax at, above and below powers of two, down to the least. It
+// shows in codes that are subnormal, so the largest key is one that the first queries do not see.
+TEST_CASE("FP16 V of every magnitude equals the literal implementation", "[literal]") {
+  constexpr int kChannels = 128;
+  Problem problem;
+  problem.id = 9600;
+  problem.shape = {1, 1, 16, kChannels};
+  problem.q_dtype = problem.kv_dtype = problem.out_dtype = SAGEATTN_F32;
+  problem.qo_lens = {20};
+  problem.kv_lens = {20};
+  problem.mask.kind = SAGEATTN_MASK_CAUSAL_TOP_LEFT;
+  problem.seed = 79;
+  Data data = make_data(problem);
+  for (size_t i = 0; i < data[0].v.size(); ++i) {
+    const int c = static_cast<int>(i % kChannels), token = static_cast<int>(i / kChannels);
+    const float largest = c % 3 == 0 ? 1.0f : c % 3 == 1 ? 1.0f + 0x1p-23f : 1.0f - 0x1p-24f;
+    const float x = std::ldexp(largest, c - 103);  // from below 2^-100
+    data[0].v[i] = token == 7 ? x : x * (1 + 0.137f * static_cast<float>(token)) * 0x1p-25f;
+  }
+  CHECK(check(problem, preset_numerics(SAGEATTN_PRESET_SAGE1, 90), data) == "");
 }

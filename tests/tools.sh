@@ -34,7 +34,11 @@ has_header() {
 
 install_build_tools() {
   local missing=()
-  command -v "${CXX:-g++}" >/dev/null || missing+=(g++)
+  if [ -z "${CXX-}" ]; then
+    command -v g++ >/dev/null || missing+=(g++)
+  elif ! command -v "${CXX%% *}" >/dev/null; then
+    die "CXX is '$CXX', but there is no such program: install it, or unset CXX to use g++"
+  fi
   command -v cmake >/dev/null || missing+=(cmake)
   command -v ninja >/dev/null || missing+=(ninja-build)
   command -v python3 >/dev/null || missing+=(python3)

@@ -27,6 +27,11 @@ void require_same_shape(const CompareFlags& flags, const Tensor& out, const Tens
                                 " has shape " + to_string(ref.shape));
 }
 
+void check_limit(const CompareFlags& flags) {
+  if (!flags.max_rel_error || *flags.max_rel_error >= 0) return;
+  throw CLI::ValidationError("--max-rel-error", "must not be negative or NaN");
+}
+
 bool within_limit(const CompareFlags& flags, const sageattn_compare_result& result) {
   if (!flags.max_rel_error) return true;
   // Elements that are not finite take no part in rel_error, which may itself be NaN.
@@ -71,11 +76,12 @@ void print(const CompareFlags& flags, const sageattn_compare_result& result, int
       {"worst_rel_l1", result.worst_rel_l1},
       {"worst_rmse", result.worst_rmse},
       {"worst_rel_error", result.worst_rel_error},
-      {"within_limit", within_limit(flags, result)},
+      {"within_limit", flags.max_rel_error ? Json(within_limit(flags, result)) : Json()},
   });
 }
 
 ExitCode compare(const CompareFlags& flags) {
+  check_limit(flags);
   const Tensor out = read_operand(flags.out, flags.bf16);
   const Tensor ref = read_operand(flags.ref, flags.bf16);
   require_same_shape(flags, out, ref);
@@ -94,6 +100,9 @@ ExitCode compare(const CompareFlags& flags) {
 Command add_compare(CLI::App& program) {
   CLI::App* app = program.add_subcommand("compare", "Measure the error of A against B");
   const auto flags = std::make_shared<CompareFlags>();
+  add_footer(*app,
+             "In JSON, an error that is infinite or NaN is null, and so is within_limit without\n"
+             "--max-rel-error.");
   app->add_option("A", flags->out, "Tensor to judge (.npy or .safetensors:NAME)")->required();
   app->add_option("B", flags->ref, "What it should be")->required();
   add_enumerant_flag(*app, "--layout", "Order of tokens (N) and heads (H)", kLayouts,

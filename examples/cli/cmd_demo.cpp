@@ -87,7 +87,11 @@ fs::path data_folder(const DemoFlags& flags) {
 std::vector<fs::path> data_files(const DemoFlags& flags) {
   const fs::path folder = data_folder(flags);
   std::vector<fs::path> files;
-  for (const std::string& name : flags.files) files.push_back(folder / name);
+  for (const std::string& name : flags.files) {
+    fs::path path = folder / name;
+    if (path.extension() != kSuffix) path += kSuffix;
+    files.push_back(std::move(path));
+  }
   if (files.empty()) files = safetensors_in(folder);
   if (files.empty()) throw Failure(kFileError, folder.string() + ": holds no .safetensors file");
   return files;
@@ -278,7 +282,8 @@ Command add_demo(CLI::App& program) {
   app->add_option("--data", flags->data,
                   "Folder of the .safetensors files (default: the shipped ones)")
       ->type_name("DIR");
-  app->add_option("--files", flags->files, "Files in that folder (default: all)")
+  app->add_option("--files", flags->files,
+                  "Files in that folder, .safetensors may be left out (default: all)")
       ->type_name("NAME");
   const auto add_presets = [flags](const std::vector<std::string>& names) {
     for (const std::string& name : names) {

@@ -1,7 +1,10 @@
 // sageattn run: attention from files to a file.
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <string>
+#include <system_error>
+#include <vector>
 
 #include "attention.h"
 #include "commands.h"
@@ -9,6 +12,8 @@
 
 namespace sageattn_cli {
 namespace {
+
+namespace fs = std::filesystem;
 
 struct RunFlags {
   std::string q, k, v;
@@ -32,7 +37,11 @@ constexpr const char* kFooter =
 std::vector<int32_t> read_cu_seqlens(const std::string& source) {
   if (source.empty()) return {};
   std::vector<int32_t> values = read_int32(source);
-  if (values.empty()) throw Failure(kFileError, source + ": has no entries; batch + 1 are needed");
+  if (values.size() < 2) {
+    throw Failure(kFileError, source + ": cu_seqlens needs at least 2 entries, where a sequence " +
+                                  "starts and where it ends, but has " +
+                                  std::to_string(values.size()));
+  }
   return values;
 }
 
@@ -46,6 +55,45 @@ AttentionInputs read_inputs(const RunFlags& flags) {
   if (!flags.seqused_kv.empty()) inputs.seqused_kv = read_int32(flags.seqused_kv);
   inputs.want_lse = !flags.lse.empty();
   return inputs;
+}
+
+// Does nothing if the sequences are not packed.
+void warn_of_uncovered_tokens(const std::string& source, const std::vector<int32_t>& cu_seqlens,
+                              int64_t tokens) {
+  if (cu_seqlens.empty()) return;
+  const int64_t uncovered = tokens - (int64_t{cu_seqlens.back()} - cu_seqlens.front());
+  if (uncovered == 0) return;
+  std::cerr << "sageattn: warning: " << source << ": " << uncovered << " of " << tokens
+            << " tokens belong to no sequence\n";
+}
+
+bool name_the_same_file(const std::string& one, const std::string& other) {
+  std::error_code error;
+  const auto resolved = [&](const std::string& path) {
+    return fs::weakly_canonical(fs::absolute(path, error), error);
+  };
+  const fs::path path = resolved(one);
+  return !path.empty() && path == resolved(other);
+}
+
+void check_targets(const RunFlags& flags) {
+  if (name_the_same_file(flags.out, flags.lse)) {
+    throw CLI::ValidationError("--lse", "names the same file as --out");
+  }
+  check_writable(flags.out);
+  if (!flags.lse.empty()) check_writable(flags.lse);
+}
+
+// Both files or neither.
+void write(const RunFlags& flags, const AttentionOutputs& outputs) {
+  write_npy(flags.out, outputs.out);
+  if (flags.lse.empty()) return;
+  try {
+    write_npy(flags.lse, outputs.lse);
+  } catch (const Failure&) {
+    remove_file(flags.out);
+    throw;
+  }
 }
 
 void print(const RunFlags& flags, const AttentionOutputs& outputs) {
@@ -66,12 +114,17 @@ void print(const RunFlags& flags, const AttentionOutputs& outputs) {
 }
 
 ExitCode run(const RunFlags& flags) {
+  check_targets(flags);
   const AttentionInputs inputs = read_inputs(flags);
   const Context context(flags.context.desc());
-  AttentionOutputs outputs = attend(context, flags.desc.desc(), inputs);
+  const sageattn_attn_desc desc = flags.desc.desc();
+  AttentionOutputs outputs = attend(context, desc, inputs);
+  warn_of_uncovered_tokens(flags.cu_seqlens_q, inputs.cu_seqlens_q,
+                           view_of(inputs.q, desc.layout, "q").tokens);
+  warn_of_uncovered_tokens(flags.cu_seqlens_kv, inputs.cu_seqlens_kv,
+                           view_of(inputs.k, desc.layout, "k").tokens);
   if (flags.bf16 && outputs.out.type == ElementType::kBF16) outputs.out.type = ElementType::kU16;
-  write_npy(flags.out, outputs.out);
-  if (!flags.lse.empty()) write_npy(flags.lse, outputs.lse);
+  write(flags, outputs);
   print(flags, outputs);
   return kOk;
 }

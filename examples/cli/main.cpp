@@ -17,7 +17,9 @@ void add_footer(CLI::App& app, const std::string& text) {
 }
 
 void add_json_flag(CLI::App& app, bool& json) {
-  app.add_flag("--json", json, "Write JSON to stdout, and nothing else there");
+  app.add_flag(
+      "--json", json,
+      "Write JSON to stdout, and nothing else there; numbers that are not finite are null");
 }
 
 void print_json(const Json& json) {
@@ -46,6 +48,21 @@ int report_parse(const CLI::App& program, const CLI::ParseError& error) {
   return report(kUsageError, std::string(error.what()) + "\nRun with --help for more information.");
 }
 
+// CLI11 says of an unknown command no more than that one is required.
+void check_command(int argc, char** argv, const std::vector<Command>& commands) {
+  const std::string word = argc > 1 ? argv[1] : "";
+  if (word.starts_with('-')) return;
+  if (word == "help") throw CLI::CallForHelp();
+  std::string known;
+  for (const Command& command : commands) {
+    if (command.app->get_name() == word) return;
+    known += (known.empty() ? "" : ", ") + command.app->get_name();
+  }
+  throw CLI::ValidationError(
+      (argc > 1 ? "unknown command '" + word + "'" : "a command is required") +
+      "; the commands are " + known);
+}
+
 int run(const std::vector<Command>& commands) {
   for (const Command& command : commands) {
     if (!command.app->parsed()) continue;
@@ -65,6 +82,7 @@ int guarded_main(int argc, char** argv) {
   const std::vector<Command> commands = {add_run(program), add_compare(program), add_demo(program),
                                          add_info(program), add_selftest(program)};
   try {
+    check_command(argc, argv, commands);
     program.parse(argc, argv);
     return run(commands);
   } catch (const CLI::ParseError& error) {

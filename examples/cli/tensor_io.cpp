@@ -1,14 +1,18 @@
 #include "tensor_io.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "failure.h"
@@ -18,6 +22,8 @@ static_assert(std::endian::native == std::endian::little, "both file formats are
 
 namespace sageattn_cli {
 namespace {
+
+namespace fs = std::filesystem;
 
 struct TypeTraits {
   ElementType type;
@@ -51,6 +57,10 @@ const TypeTraits& traits_of(ElementType type) {
   throw Failure(kFileError, path + ": " + message);
 }
 
+[[noreturn]] void fail_to_write(const std::string& path, int error) {
+  fail(path, std::string("cannot be written: ") + std::strerror(error));
+}
+
 // Elements of a shape, nothing if a dimension is negative or the bytes do not fit in an int64.
 std::optional<int64_t> checked_count(const std::vector<int64_t>& shape, size_t element_size) {
   int64_t count = 1;
@@ -67,12 +77,17 @@ std::optional<int64_t> checked_count(const std::vector<int64_t>& shape, size_t e
 // A file open for reading, all of whose reads are checked.
 class Reader {
  public:
-  explicit Reader(const std::string& path) : path_(path), stream_(path, std::ios::binary) {
+  explicit Reader(const std::string& path) : path_(path) {
+    std::error_code ignored;
+    if (fs::exists(path, ignored) && !fs::is_regular_file(path, ignored)) {
+      fail(path, "is not a regular file");
+    }
+    stream_.open(path, std::ios::binary);
     if (!stream_) fail(path, std::strerror(errno));
     stream_.seekg(0, std::ios::end);
     const std::streamoff end = stream_.tellg();
     stream_.seekg(0);
-    if (!stream_ || end < 0) fail(path, "is not a regular file");
+    if (!stream_ || end < 0) fail(path, "its size cannot be read");
     size_ = static_cast<uint64_t>(end);
   }
 
@@ -270,12 +285,30 @@ Tensor read_npy(const std::string& path) {
 
 void write_npy(const std::string& path, const Tensor& tensor) {
   std::ofstream stream(path, std::ios::binary | std::ios::trunc);
+  if (!stream) fail_to_write(path, errno);
   const std::string header = npy_header(tensor);
   stream.write(header.data(), static_cast<std::streamsize>(header.size()));
   stream.write(reinterpret_cast<const char*>(tensor.data.data()),
                static_cast<std::streamsize>(tensor.data.size()));
   stream.close();
-  if (!stream) fail(path, std::string("cannot be written: ") + std::strerror(errno));
+  if (stream) return;
+  const int error = errno;
+  remove_file(path);
+  fail_to_write(path, error);
+}
+
+void check_writable(const std::string& path) {
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) fail_to_write(path, EISDIR);
+  if (access(path.c_str(), W_OK) == 0) return;
+  const fs::path folder = fs::path(path).parent_path() / ".";  // "." for a bare name
+  if (errno == ENOENT && access(folder.c_str(), W_OK | X_OK) == 0) return;
+  fail_to_write(path, errno);
+}
+
+void remove_file(const std::string& path) {
+  std::error_code ignored;
+  if (fs::is_regular_file(fs::symlink_status(path, ignored))) fs::remove(path, ignored);
 }
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {

@@ -36,7 +36,15 @@ std::string to_string(const std::vector<int64_t>& shape);
 // All functions below throw Failure(kFileError), whose message names the file.
 
 Tensor read_npy(const std::string& path);
+
+// Leaves no regular file behind if it fails.
 void write_npy(const std::string& path, const Tensor& tensor);
+
+// Throws if write_npy could not open the file; touches nothing.
+void check_writable(const std::string& path);
+
+// Removes a regular file, and nothing else: a device stays. Does not throw.
+void remove_file(const std::string& path);
 
 class SafetensorsFile {
  public:

@@ -41,7 +41,7 @@ struct PlanConfig {
   Tile tile;
 };
 
-// In elements, as given or as the layout implies; a dimension of size 1 may hold anything.
+// In elements, as given or as the layout implies; 0 for a dimension of size 1.
 struct Strides {
   int64_t batch, token, head, dim;
 };

@@ -43,9 +43,11 @@ PlanSpec specify_plan(const Context& context, const sageattn_attn_desc& desc) {
   info.min_workspace = cpu::workspace_bytes(plan, context.threads());
   if (info.min_workspace < 0) {
     fail(SAGEATTN_E_INVALID_ARGUMENT,
-         "max_batch = %d, max_qo_len = %d, max_kv_len = %d: the workspace would exceed 2^63 bytes; "
-         "lower the limits",
-         plan.max_batch, plan.max_qo_len, plan.max_kv_len);
+         "max_batch = %d, max_kv_len = %d, max_total_kv = %lld, num_kv_heads = %d: more tiles than "
+         "a "
+         "workspace can hold; lower the limits",
+         plan.max_batch, plan.max_kv_len, static_cast<long long>(plan.max_total_kv),
+         plan.num_kv_heads);
   }
   info.preferred_workspace = info.min_workspace;
   info.workspace_alignment = cpu::kWorkspaceAlignment;

@@ -146,8 +146,9 @@ void check_shape(const sageattn_attn_desc& desc) {
     fail(SAGEATTN_E_INVALID_ARGUMENT, "sm_scale = %g: must be 0 unless sm_scale_set is 1",
          static_cast<double>(desc.sm_scale));
   }
-  if (!std::isfinite(desc.sm_scale)) {
-    fail(SAGEATTN_E_INVALID_ARGUMENT, "sm_scale = %g: must be finite",
+  // Times log2(e) it must stay finite in fp32.
+  if (!(std::fabs(desc.sm_scale) <= 2e38f)) {
+    fail(SAGEATTN_E_INVALID_ARGUMENT, "sm_scale = %g: must be finite and at most 2e38 in magnitude",
          static_cast<double>(desc.sm_scale));
   }
   if (desc.batch_mode == SAGEATTN_BATCH_VARLEN) {
@@ -316,6 +317,12 @@ Tensor check_tensor(const char* name, const sageattn_const_tensor& given, int32_
   tensor.strides = all_zero ? contiguous(shape, layout)
                             : Strides{given.stride_batch, given.stride_token, given.stride_head,
                                       given.stride_dim};
+
+  // What a caller may leave in the stride of a dimension of size 1 must not reach address arithmetic.
+  if (shape.batch == 1) tensor.strides.batch = 0;
+  if (shape.tokens == 1) tensor.strides.token = 0;
+  if (shape.heads == 1) tensor.strides.head = 0;
+  if (shape.channels == 1) tensor.strides.dim = 0;
 
   const int64_t element = dtype_size(dtype);
   const uintptr_t address = reinterpret_cast<uintptr_t>(given.data);

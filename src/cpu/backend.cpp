@@ -272,7 +272,7 @@ void quantize_kv_item(void* self, int64_t index, int slot) {
 void scale_q_item(void* self, int64_t index, int slot) {
   const Task& task = *static_cast<const Task*>(self);
   const auto batch = static_cast<int>(index / task.plan.num_qo_heads);
-  if (task.areas.sequences[batch].bad) return;
+  if (task.areas.sequences[batch].bad || task.areas.sequences[batch].kv_len == 0) return;
   scale_q(task, batch, static_cast<int>(index % task.plan.num_qo_heads), task.areas.scratch[slot]);
 }
 

@@ -20,7 +20,7 @@ struct AttendTile {
   // Scores. Integer codes: q_pairs[row][channel / 2] and k_pairs[channel / 2][key] hold two int16
   // codes each. FP8 codes: values and powers of two of their exponent fields (0 for a zero).
   bool fp8_scores;
-  int pairs;  // head_dim / 2, padded
+  int pairs;  // channels after rotation, in pairs
   const int32_t* q_pairs;
   const int32_t* k_pairs;
   int qk_channels;  // FP8 codes: padded to a multiple of 32
@@ -29,7 +29,7 @@ struct AttendTile {
   const float* k_values;  // [channel][key]
   const float* k_powers;
 
-  int b_k;               // keys a tile, a multiple of 32
+  int b_k;               // keys a tile, 64 or 128
   const float* k_scale;  // [key]
   const float* ds;       // [key], added to scores after scaling, or null
   float ds_scale;

@@ -100,14 +100,13 @@ Areas carve(const PlanConfig& plan, int threads, Carver& c) {
     if (plan.qk_granularity == SAGEATTN_GRANULARITY_PER_TENSOR) {
       areas.q_scale = c.take<float>(int64_t{plan.num_qo_heads} * plan.max_batch);
     }
-    // Products of three limits can overflow: the carver checks the last multiplication, and the
-    // limits (2^24 sequences, 2^30 tokens, 2^16 heads) are checked here to keep the others exact.
+    // Heads times tiles times the bytes of a tile (below 2^20) can pass 2^63.
+    constexpr int64_t kMost = INT64_MAX >> 20;
     int64_t tiles, groups;
-    if (__builtin_mul_overflow(kv_heads, shape.max_k_tiles, &tiles) ||
-        __builtin_mul_overflow(kv_heads, shape.max_v_groups, &groups) ||
-        tiles > INT64_MAX / (int64_t{1} << 20) || groups > INT64_MAX / (int64_t{1} << 20)) {
-      tiles = groups = INT64_MAX / (int64_t{1} << 20);
-      c.take<double>(INT64_MAX);
+    if (__builtin_mul_overflow(kv_heads, shape.max_k_tiles, &tiles) || tiles > kMost ||
+        __builtin_mul_overflow(kv_heads, shape.max_v_groups, &groups) || groups > kMost) {
+      c.fail();
+      return areas;
     }
     areas.k_codes = c.take<uint8_t>(tiles * shape.k_tile_bytes);
     areas.k_scale = c.take<float>(tiles * plan.tile.b_k);

@@ -90,6 +90,9 @@ class Carver {
     return base_ == nullptr || overflow_ ? nullptr : reinterpret_cast<T*>(base_ + at);
   }
 
+  // The sizes wanted do not fit.
+  void fail() { overflow_ = true; }
+
   int64_t size() const { return overflow_ ? -1 : size_; }
 
  private:

@@ -76,8 +76,7 @@ void Pool::work() {
   std::unique_lock lock(mutex_);
   for (;;) {
     Job* job = first_;
-    while (job != nullptr && (job->helpers + 1 >= threads_ ||
-                              job->next.load(std::memory_order_relaxed) >= job->count)) {
+    while (job != nullptr && job->next.load(std::memory_order_relaxed) >= job->count) {
       job = job->following;
     }
     if (job == nullptr) {

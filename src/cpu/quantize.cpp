@@ -352,8 +352,13 @@ void quantize_k(const Task& t, int batch, int kv_head, Scratch& scratch) {
     for (int i = 0; i < n * dim; ++i) take_absmax(tensor_absmax, scratch.rows[i]);
   }
   for (int64_t tile = 0; tile < tiles; ++tile) {
-    const int n = load_tile(tile);
     float absmax[kMaxTile] = {};
+    if (t.areas.k_smooth != nullptr) {  // padding keys take part in dS, though nobody sees them
+      const int64_t size = int64_t{plan.head_dim} * plan.tile.b_k;
+      std::fill_n(t.areas.k_smooth + k_tile_index(t, sequence, kv_head, tile) * size, size,
+                  uint16_t{0});
+    }
+    const int n = load_tile(tile);
     if (per_tensor) {
       absmax[0] = tensor_absmax;
     } else {

@@ -90,7 +90,6 @@ inline Vm less(Vi a, Vi b) {
   return {_mm256_castsi256_ps(_mm256_cmpgt_epi32(b.lo, a.lo)),
           _mm256_castsi256_ps(_mm256_cmpgt_epi32(b.hi, a.hi))};
 }
-inline Vm both(Vm a, Vm b) { return {_mm256_and_ps(a.lo, b.lo), _mm256_and_ps(a.hi, b.hi)}; }
 inline Vf select(Vm m, Vf a, Vf b) {
   return {_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi)};
 }

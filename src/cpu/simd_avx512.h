@@ -71,7 +71,6 @@ inline Vf from_bits(Vi a) { return {_mm512_castsi512_ps(a.x)}; }
 inline Vm less(Vf a, Vf b) { return {_mm512_cmp_ps_mask(a.x, b.x, _CMP_LT_OQ)}; }
 inline Vm equal(Vf a, Vf b) { return {_mm512_cmp_ps_mask(a.x, b.x, _CMP_EQ_OQ)}; }
 inline Vm less(Vi a, Vi b) { return {_mm512_cmplt_epi32_mask(a.x, b.x)}; }
-inline Vm both(Vm a, Vm b) { return {static_cast<__mmask16>(a.x & b.x)}; }
 inline Vf select(Vm m, Vf a, Vf b) { return {_mm512_mask_blend_ps(m.x, b.x, a.x)}; }
 
 }  // namespace

@@ -132,9 +132,6 @@ inline Vm equal(Vf a, Vf b) {
 inline Vm less(Vi a, Vi b) {
   return lanes<Vm>([&](int i) { return a.x[i] < b.x[i]; });
 }
-inline Vm both(Vm a, Vm b) {
-  return lanes<Vm>([&](int i) { return a.x[i] && b.x[i]; });
-}
 inline Vf select(Vm m, Vf a, Vf b) {
   return lanes<Vf>([&](int i) { return m.x[i] ? a.x[i] : b.x[i]; });
 }
