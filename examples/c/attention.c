@@ -15,8 +15,10 @@ int main(void) {
     q[i] = k[i] = v[i] = (float)(i * 37 % 101) / 50 - 1;
 
   sageattn_error error = {.struct_size = sizeof error};
+  sageattn_context_desc context_desc = {.struct_size = sizeof context_desc,
+                                        .backend = SAGEATTN_BACKEND_CPU}; /* data in host memory */
   sageattn_context *context;
-  CHECK(sageattn_context_create(NULL, &context, &error));
+  CHECK(sageattn_context_create(&context_desc, &context, &error));
 
   sageattn_attn_desc desc; /* what to compute, and the limits of every execute */
   CHECK(sageattn_attn_desc_init(&desc, sizeof desc, SAGEATTN_PRESET_SAGE2_8B, &error));

@@ -166,6 +166,9 @@ int32_t sageattn_context_import_blob(sageattn_context* ctx, const void* data, si
   return guarded("sageattn_context_import_blob", err, [&] {
     required(ctx, "ctx");
     required(data, "data");
+    if (object(ctx)->backend() == SAGEATTN_BACKEND_CUDA) {
+      return object(ctx)->store().import_blob({static_cast<const uint8_t*>(data), size});
+    }
     fail(SAGEATTN_E_UNSUPPORTED,
          "data (%zu bytes): the CPU backend has no kernels to import; it needs none", size);
   });
@@ -230,11 +233,15 @@ int32_t sageattn_plan_query(sageattn_context* ctx, const sageattn_attn_desc* des
   });
 }
 
-int32_t sageattn_plan_export_blob(const sageattn_plan* plan, void* data, size_t capacity, size_t*,
-                                  sageattn_error* err) {
+int32_t sageattn_plan_export_blob(const sageattn_plan* plan, void* data, size_t capacity,
+                                  size_t* needed, sageattn_error* err) {
   return guarded("sageattn_plan_export_blob", err, [&] {
     required(plan, "plan");
     check_buffer(data, "data", capacity);
+    if (const cuda::Program* program = object(plan)->program()) {
+      const Bytes blob = object(plan)->context().store().export_blob(program->images());
+      return fill_buffer(blob.data(), blob.size(), data, capacity, needed);
+    }
     fail(SAGEATTN_E_UNSUPPORTED, "plan: the CPU backend has no kernels to export; it needs none");
   });
 }

@@ -18,13 +18,23 @@ namespace {
 
 constexpr int32_t kDefaultEmulatedArch = 90;
 
-int32_t choose_backend(const sageattn_context_desc& desc) {
-  if (desc.backend == SAGEATTN_BACKEND_CUDA) {
-    fail(SAGEATTN_E_UNSUPPORTED,
-         "backend = SAGEATTN_BACKEND_CUDA: this build has no CUDA backend; use "
-         "SAGEATTN_BACKEND_CPU");
+// Nothing if the CPU backend is to compute; `reason` says why, unless that was asked for.
+std::optional<cuda::Target> choose_target(const sageattn_context_desc& desc, std::string& reason) {
+  if (desc.backend == SAGEATTN_BACKEND_CPU) return {};
+  try {
+    cuda::Target target = cuda::find_target(desc.device, desc.target_arch);
+    if (desc.backend == SAGEATTN_BACKEND_CUDA || target.device != nullptr) return target;
+    reason = target.no_device.message;
+  } catch (const Error& error) {
+    if (desc.backend == SAGEATTN_BACKEND_CUDA) throw;
+    reason = error.message;
   }
-  return SAGEATTN_BACKEND_CPU;
+  return {};
+}
+
+int32_t choose_arch(const sageattn_context_desc& desc, const std::optional<cuda::Target>& target) {
+  if (target) return target->arch;
+  return desc.target_arch != 0 ? desc.target_arch : kDefaultEmulatedArch;
 }
 
 // Processors this process may use, not those the machine has.
@@ -58,14 +68,21 @@ class Report {
   std::pmr::string& text_;
 };
 
-void write_report(const sageattn_context_desc& desc, int32_t arch, int threads,
-                  std::pmr::string& text) {
-  Report report(text);
-  report.line("version", sageattn_version_string());
-  report.line("source_id", kSourceId);
+void write_cuda_report(const sageattn_context_desc& desc, const cuda::Target& target,
+                       jit::KernelStore& store, Report& report, std::pmr::string& text) {
+  report.line("backend",
+              desc.backend == SAGEATTN_BACKEND_CUDA ? "CUDA (asked for)" : "CUDA (AUTO)");
+  text.append(cuda::describe(target));
+  if ((desc.flags & SAGEATTN_CONTEXT_NO_JIT) != 0) report.line("flag", "NO_JIT");
+  report.line("kernel_cache", store.disk_state().c_str());
+  report.line("allocator", desc.alloc != nullptr ? "hooks of the caller" : "heap");
+}
+
+void write_cpu_report(const sageattn_context_desc& desc, const std::string& cuda_reason,
+                      int32_t arch, int threads, Report& report) {
   report.line("backend", desc.backend == SAGEATTN_BACKEND_CPU
                              ? "CPU (asked for)"
-                             : "CPU (AUTO: this build has no CUDA backend)");
+                             : ("CPU (AUTO: " + cuda_reason + ")").c_str());
   if (desc.device != 0) report.unused("device", std::to_string(desc.device).c_str());
   report.line("arch", arch,
               desc.target_arch != 0 ? " (emulated, asked for)" : " (emulated, default)");
@@ -100,19 +117,41 @@ Context::Context(const sageattn_context_desc& desc)
     : memory_(desc),
       log_(desc.log),
       log_user_(desc.log_user),
-      backend_(choose_backend(desc)),
-      arch_(desc.target_arch != 0 ? desc.target_arch : kDefaultEmulatedArch),
-      pool_(desc.num_threads != 0 ? desc.num_threads : usable_processors()),
+      target_(choose_target(desc, cuda_reason_)),
+      backend_(target_ ? SAGEATTN_BACKEND_CUDA : SAGEATTN_BACKEND_CPU),
+      arch_(choose_arch(desc, target_)),
+      pool_(target_                 ? 1
+            : desc.num_threads != 0 ? desc.num_threads
+                                    : usable_processors()),
       report_(&memory_) {
-  write_report(desc, arch_, pool_.threads(), report_);
+  Report report(report_);
+  report.line("version", sageattn_version_string());
+  report.line("source_id", kSourceId);
+  if (target_) {
+    jit::StoreConfig config;
+    config.flags = desc.flags;
+    if (desc.cache_dir != nullptr) config.cache_dir = desc.cache_dir;
+    if (desc.nvrtc_path != nullptr) config.nvrtc_path = desc.nvrtc_path;
+    config.log = [this](int32_t level, const std::string& line) { log(level, "%s", line.c_str()); };
+    store_.emplace(std::move(config));
+    write_cuda_report(desc, *target_, *store_, report, report_);
+  } else {
+    write_cpu_report(desc, cuda_reason_, arch_, pool_.threads(), report);
+  }
 }
 
 Context* Context::create(const sageattn_context_desc& desc) {
   check_context_desc(desc);
   HostMemory memory(desc);
   Context* context = memory.make<Context>(desc);
-  context->log(SAGEATTN_LOG_INFO, "context: CPU backend, %s, %d threads, arch %d emulated",
-               cpu::isa_name(), context->pool_.threads(), context->arch_);
+  if (context->target_) {
+    const cuda::DeviceInfo* device = context->target_->device;
+    context->log(SAGEATTN_LOG_INFO, "context: CUDA backend, %s, arch %d",
+                 device != nullptr ? device->name : "no device", context->arch_);
+  } else {
+    context->log(SAGEATTN_LOG_INFO, "context: CPU backend, %s, %d threads, arch %d emulated",
+                 cpu::isa_name(), context->pool_.threads(), context->arch_);
+  }
   return context;
 }
 

@@ -6,11 +6,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory_resource>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "include/sageattn.h"
 #include "src/cpu/pool.h"
+#include "src/cuda/backend.h"
+#include "src/jit/store.h"
 
 namespace sageattn {
 
@@ -60,6 +63,9 @@ class Context {
   int32_t arch() const { return arch_; }
   int threads() const { return pool_.threads(); }
   cpu::Pool& pool() { return pool_; }
+  // With BACKEND_CUDA only.
+  const cuda::Target& target() const { return *target_; }
+  jit::KernelStore& store() { return *store_; }
   HostMemory& memory() { return memory_; }
   const std::pmr::string& report() const { return report_; }
 
@@ -74,8 +80,11 @@ class Context {
   std::atomic<int64_t> references_{1};
   void (*const log_)(void*, int32_t, const char*);
   void* const log_user_;
+  std::string cuda_reason_;                   // why there is no CUDA backend, for the report
+  const std::optional<cuda::Target> target_;  // BACKEND_CUDA
   const int32_t backend_;
   const int32_t arch_;
+  std::optional<jit::KernelStore> store_;  // BACKEND_CUDA
   cpu::Pool pool_;
   std::pmr::string report_;
 };

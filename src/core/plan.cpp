@@ -12,6 +12,10 @@ namespace {
 
 // "cpu_wgmma_i8_e4m3": backend, kernel family, formats of QK and PV.
 void name_kernel(const PlanConfig& plan, char* name, size_t capacity) {
+  if (plan.backend == SAGEATTN_BACKEND_CUDA) {
+    std::snprintf(name, capacity, "%s", cuda::kernel_name(plan).c_str());
+    return;
+  }
   if (plan.qk_format == SAGEATTN_QK_NONE) {
     std::snprintf(name, capacity, "cpu_exact");
     return;
@@ -40,7 +44,16 @@ PlanSpec specify_plan(const Context& context, const sageattn_attn_desc& desc) {
   info.arch = plan.arch;
   info.origin = SAGEATTN_ORIGIN_BUILTIN;
 
-  info.min_workspace = cpu::workspace_bytes(plan, context.threads());
+  if (plan.backend == SAGEATTN_BACKEND_CUDA) {
+    cuda::check_supported(plan);
+    const cuda::Need need = cuda::need_of(plan);
+    info.min_workspace = need.min_bytes;
+    info.preferred_workspace = need.preferred_bytes;
+    info.workspace_alignment = cuda::kWorkspaceAlignment;
+  } else {
+    info.min_workspace = info.preferred_workspace = cpu::workspace_bytes(plan, context.threads());
+    info.workspace_alignment = cpu::kWorkspaceAlignment;
+  }
   if (info.min_workspace < 0) {
     fail(SAGEATTN_E_INVALID_ARGUMENT,
          "max_batch = %d, max_kv_len = %d, max_total_kv = %lld, num_kv_heads = %d: more tiles than "
@@ -49,8 +62,12 @@ PlanSpec specify_plan(const Context& context, const sageattn_attn_desc& desc) {
          plan.max_batch, plan.max_kv_len, static_cast<long long>(plan.max_total_kv),
          plan.num_kv_heads);
   }
-  info.preferred_workspace = info.min_workspace;
-  info.workspace_alignment = cpu::kWorkspaceAlignment;
+  if (plan.backend == SAGEATTN_BACKEND_CUDA) {
+    const cuda::StaticInfo facts = cuda::static_info(plan);
+    info.smem_bytes = facts.smem_bytes;
+    info.threads = facts.threads;
+    info.launches = facts.launches;
+  }
 
   info.b_q = plan.tile.b_q;
   info.b_k = plan.tile.b_k;
@@ -77,6 +94,17 @@ PlanSpec specify_plan(const Context& context, const sageattn_attn_desc& desc) {
   return spec;
 }
 
+Plan::Plan(Context& context, const PlanSpec& spec) : context_(context), spec_(spec) {
+  if (spec.config.backend == SAGEATTN_BACKEND_CUDA) {
+    program_.emplace(spec.config, context.target(), context.store());
+    spec_.info.origin = program_->origin();
+    spec_.info.registers = program_->registers();
+    spec_.info.spill_bytes = program_->spill_bytes();
+    spec_.info.compile_ms = program_->compile_ms();
+  }
+  context_.retain();  // last: nothing fails any more
+}
+
 Plan* Plan::create(Context& context, const sageattn_attn_desc& desc) {
   Plan* plan = context.memory().make<Plan>(context, specify_plan(context, desc));
   context.log(SAGEATTN_LOG_INFO, "plan: %s, head_dim %d, head_dim_v %d, workspace %lld bytes",
@@ -92,9 +120,10 @@ void Plan::destroy() {
 }
 
 void Plan::execute(const sageattn_execute_args& args, void* workspace, size_t workspace_size,
-                   CUstream_st* stream) const {
+                   CUstream_st* stream, cuda::Observer* observer) const {
   const Launch launch =
       check_execute_args(spec_.config, workspace_need(spec_.info), args, workspace, workspace_size);
+  if (program_) return program_->launch(spec_.config, launch, stream, observer);
   if (stream != nullptr) {
     fail(SAGEATTN_E_INVALID_ARGUMENT, "stream = %p: must be NULL with the CPU backend",
          static_cast<void*>(stream));

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 
 #include "include/sageattn.h"
 #include "src/core/config.h"
 #include "src/core/context.h"
+#include "src/cuda/backend.h"
 
 namespace sageattn {
 
@@ -22,18 +24,20 @@ class Plan {
   void destroy();
 
   const sageattn_plan_info& info() const { return spec_.info; }
+  // Null with the CPU backend.
+  const cuda::Program* program() const { return program_ ? &*program_ : nullptr; }
+  Context& context() const { return context_; }
   void execute(const sageattn_execute_args& args, void* workspace, size_t workspace_size,
-               CUstream_st* stream) const;
+               CUstream_st* stream, cuda::Observer* observer = nullptr) const;
 
  private:
   friend HostMemory;
-  Plan(Context& context, const PlanSpec& spec) : context_(context), spec_(spec) {
-    context_.retain();
-  }
+  Plan(Context& context, const PlanSpec& spec);
   ~Plan() = default;
 
   Context& context_;  // holds a reference
-  const PlanSpec spec_;
+  PlanSpec spec_;
+  std::optional<cuda::Program> program_;  // BACKEND_CUDA
 };
 
 }  // namespace sageattn

@@ -24,7 +24,9 @@ int32_t resolve_pv_format(const sageattn_attn_desc& desc, const PlanConfig& plan
   if (plan.qk_format == SAGEATTN_QK_NONE) return SAGEATTN_PV_NONE;
   // Above kFastHeadDim there is no WGMMA kernel, and on sm_90 the E4M3 mma.sync is emulated: FP16
   // is faster there, and more accurate. sm_120 runs E4M3, but has not been measured.
-  const bool fast = plan.arch == 89 || (plan.arch == 90 && desc.kernel != SAGEATTN_KERNEL_MMA_SYNC);
+  const bool wgmma = plan.backend != SAGEATTN_BACKEND_CUDA &&  // until there is a kernel
+                     desc.kernel != SAGEATTN_KERNEL_MMA_SYNC;
+  const bool fast = plan.arch == 89 || (plan.arch == 90 && wgmma);
   return fast && std::max(plan.head_dim, plan.head_dim_v) <= kFastHeadDim ? SAGEATTN_PV_E4M3
                                                                           : SAGEATTN_PV_F16;
 }
@@ -43,7 +45,8 @@ int32_t resolve_kernel(const sageattn_attn_desc& desc, const PlanConfig& plan) {
   // V must be 8 bit (wgmma wants it transposed in shared memory, which is done while quantizing)
   // and the accumulator fp32. What only the CPU backend has follows the tiles of its neighbours, so
   // that a comparison changes one thing at a time.
-  const bool wgmma = plan.arch == 90 && std::max(plan.head_dim, plan.head_dim_v) <= kFastHeadDim &&
+  const bool wgmma = plan.backend != SAGEATTN_BACKEND_CUDA &&  // until there is a kernel
+                     plan.arch == 90 && std::max(plan.head_dim, plan.head_dim_v) <= kFastHeadDim &&
                      plan.pv_format != SAGEATTN_PV_F16 && plan.pv_accum != SAGEATTN_PV_ACCUM_F16;
   return wgmma ? SAGEATTN_KERNEL_WGMMA : SAGEATTN_KERNEL_MMA_SYNC;
 }

@@ -215,6 +215,10 @@ void check(const Case& c, const Preset& preset, const char* what, const std::vec
 }  // namespace
 
 void selftest(Context& context) {
+  if (context.backend() == SAGEATTN_BACKEND_CUDA) {
+    fail(SAGEATTN_E_UNSUPPORTED,
+         "ctx: there is no self-test of the CUDA backend yet; use SAGEATTN_BACKEND_CPU");
+  }
   sageattn_context_desc reference_desc{};
   reference_desc.backend = SAGEATTN_BACKEND_CPU;
   const std::unique_ptr<Context, Release> reference(Context::create(reference_desc));

@@ -275,6 +275,11 @@ void check_numerics(const sageattn_attn_desc& desc, const PlanConfig& plan) {
            plan.arch, plan.head_dim, plan.head_dim_v, pv, accum);
     }
   }
+  if (desc.pv_model != SAGEATTN_PV_MODEL_AUTO && plan.backend == SAGEATTN_BACKEND_CUDA) {
+    fail(SAGEATTN_E_UNSUPPORTED,
+         "pv_model = %d: chooses a model of the CPU backend; leave it AUTO with CUDA",
+         desc.pv_model);
+  }
   if (desc.pv_model != SAGEATTN_PV_MODEL_AUTO && !has_pv_model(pv, accum)) {
     fail(SAGEATTN_E_UNSUPPORTED,
          "pv_model = %d: applies to SAGEATTN_PV_E4M3 and E5M2 with pv_accum TWO_LEVEL or "

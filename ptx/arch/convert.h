@@ -1,0 +1,65 @@
+// Conversions and elementary functions.
+#pragma once
+
+#include "ptx/common/types.h"
+
+namespace sageattn {
+
+// ex2.approx.ftz.f32: 2^x, at most 2 units in the last place off; 0 below 2^-126.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// lg2.approx.ftz.f32: log2(x), absolute error 2^-22 near 1.
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// cvt.rn.f16x2.f32: lo in the lower half; sm_80.
+__device__ __forceinline__ unsigned pack_f16x2(float lo, float hi) {
+  unsigned d;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
+  return d;
+}
+
+// cvt.rn.bf16x2.f32: lo in the lower half; sm_80.
+__device__ __forceinline__ unsigned pack_bf16x2(float lo, float hi) {
+  unsigned d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
+  return d;
+}
+
+// cvt.rn.satfinite.e4m3x2.f32: lo in the lower byte; sm_89, PTX 8.1.
+__device__ __forceinline__ unsigned pack_e4m3x2(float lo, float hi) {
+  unsigned short d;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(d) : "f"(hi), "f"(lo));
+  return d;
+}
+
+// cvt.rn.f16x2.e4m3x2: the two values as halves, exact; sm_89, PTX 8.1.
+__device__ __forceinline__ unsigned unpack_e4m3x2(unsigned codes) {
+  unsigned d;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(d) : "h"(static_cast<unsigned short>(codes)));
+  return d;
+}
+
+// cvt.f32.f16 of the lower and upper half.
+__device__ __forceinline__ float f16_lo(unsigned x) {
+  float y;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(y) : "r"(x));
+  return y;
+}
+__device__ __forceinline__ float f16_hi(unsigned x) {
+  float y;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(y) : "r"(x));
+  return y;
+}
+
+__device__ __forceinline__ float bf16_lo(unsigned x) { return __uint_as_float(x << 16); }
+__device__ __forceinline__ float bf16_hi(unsigned x) { return __uint_as_float(x & 0xffff0000u); }
+
+}  // namespace sageattn

@@ -1,0 +1,44 @@
+// Moving data: shared-memory matrices to registers, global to shared memory.
+#pragma once
+
+#include "ptx/common/types.h"
+
+namespace sageattn {
+
+// cvta.to.shared: a generic pointer into shared memory as the 32-bit address that ldmatrix takes.
+__device__ __forceinline__ unsigned shared_address(const void* p) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
+
+// ldmatrix.sync.aligned.m8n8.x4.shared.b16: lane t gives the address of row t % 8 of matrix t / 8;
+// r[i] of lane t holds bytes 4 (t % 4) .. + 3 of row t / 4 of matrix i; sm_75.
+__device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+
+// ldmatrix .trans: r[i] of lane t holds rows 2 (t % 4) and + 1 of column t / 4 of matrix i; sm_75.
+__device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+
+// cp.async.cg.shared.global, 16 bytes past L1; both addresses 16-byte aligned; sm_80.
+__device__ __forceinline__ void cp_async_16(unsigned to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// cp.async.commit_group; sm_80.
+__device__ __forceinline__ void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// cp.async.wait_group: all but the newest `pending` groups have arrived; sm_80.
+template <int pending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+}  // namespace sageattn

@@ -1,0 +1,156 @@
+// What kernels are launched with: plain structs that host and device lay out alike, the layout of
+// every operand in the workspace, and the grid of each kernel. Strides are in elements.
+//
+// Kernels of one execute, in this order (entry sageattn_<name>, source ptx/kernels/<name>.cu):
+//   sequences         1 block               only with VARLEN or seqused_kv
+//   stats_chunks      batch * kv heads * chunks of one sequence, 2 kinds (K, then V): see StatsParams
+//   stats             batch * kv heads, 2 kinds
+//   quantize          Q tiles of all query heads, then K tiles, then V tiles of all kv heads
+//   score_correction  smooth_q: for each run of query heads that the ds buffer holds, before its
+//   attn_*            attention: batch * head_count * q tiles
+// All grids are linear. stats_* are left out if nothing asks for them.
+//
+// Workspace layouts. A sequence is cut into tiles of b_q queries and b_k keys; each tile is one
+// contiguous piece, padded to whole rows and channels with zeros and already in the order in which
+// shared memory holds it (ptx/tile/swizzle.h), so that kernels copy tiles flat.
+//   q_codes   [query head][q tile][b_q][code bytes a row]
+//   q_scale   [query head][q tile][q groups]        one for each group per thread
+//   k_codes   [kv head][k tile][b_k][code bytes a row]
+//   k_scale   [kv head][k tile][4]
+//   v_codes   16-bit [kv head][k tile][b_k][dv_tile]
+//             E4M3   [kv head][k tile][dv_tile][b_k], tokens in the order of v_token_slot
+//   v_scale, v_mean  [kv head][v group, or sequence][dv_tile]; behind v_scale of sequences follow as
+//                    many inverse scales
+//   k_mean           [kv head][sequence][d_tile]
+// Coarser granularities store the same value for every group they cover, so that attention kernels
+// know per-thread groups only. EXACT: codes are the 16-bit values, there are no scales.
+#pragma once
+
+#include "ptx/common/types.h"
+
+namespace sageattn {
+
+inline constexpr i32 kChunkTokens = 64;       // tokens of one stats_chunks block
+inline constexpr i32 kQuantizeThreads = 256;  // quantize, score_correction
+inline constexpr i32 kStatsThreads = 256;     // stats_chunks, stats
+inline constexpr i32 kAttnThreads = 128;
+
+// One sequence of a launch.
+struct SequenceEntry {
+  i64 q_start, kv_start;           // first token in the packed tensors
+  i64 first_q_tile, first_k_tile;  // tiles of the sequences before it, for one head
+  i64 first_v_group;
+  i32 qo_len, kv_len;
+  i32 bad;  // nonsense lengths: its qo_len rows become NaN
+  i32 unused;
+};
+
+// All sequences: a table that the kernel `sequences` wrote, or, without one, equal lengths.
+struct Sequences {
+  const SequenceEntry* table;  // null: dense, every length as below
+  i32 batch;
+  i32 qo_len, kv_len;
+  i32 q_tiles, k_tiles, v_groups;  // of one sequence; with a table, the most that one can have
+};
+
+// A caller's tensor [sequence, token, head, channel].
+struct View {
+  void* data;
+  i64 batch, token, head, dim;
+  i32 dtype;  // SAGEATTN_F16, BF16 or F32
+  i32 channels;
+};
+
+// Pitches between heads in the workspace, in tiles, groups and sequences.
+struct Heads {
+  i32 qo, kv;  // number of heads
+  i64 q_tiles, k_tiles, v_groups;
+  i64 sequences;
+};
+
+// Kernel `sequences`: resolves device-side lengths.
+struct SequencesParams {
+  const i32* cu_seqlens_q;   // null with dense
+  const i32* cu_seqlens_kv;  // null with dense
+  const i32* seqused_kv;     // may be null
+  i32* status;               // may be null
+  SequenceEntry* table;
+  i64 total_q, total_kv;
+  i32 batch, qo_len, kv_len;  // lengths: dense
+  i32 max_qo_len, max_kv_len;
+  i32 b_q, b_k, v_group;  // v_group: keys a V group; 0 if there is one group a sequence
+};
+
+// Kernels `stats_chunks` and `stats`: over the tokens of each sequence the mean of K, and the mean,
+// least and largest value of each channel of V. kinds: 1 K, 2 V, 3 both.
+struct StatsParams {
+  Sequences sequences;
+  Heads heads;
+  View k, v;
+  i32 kinds;
+  i32 v_smooth;   // V's mean is wanted, too
+  i32 f16_scale;  // V's scale is the power of two that FP16 V takes, else absmax / max_code
+  float max_code;
+  float*
+      partial;  // [kv head][k tile][4][larger of d_tile, dv_tile]: K's sum; V's sum, least, largest
+  float* k_mean;
+  float *v_scale, *v_mean;
+};
+
+// Kernel `quantize`.
+struct QuantizeParams {
+  Sequences sequences;
+  Heads heads;
+  View q, k, v;
+  const float* k_mean;  // null: K is not smoothed
+  i32 smooth_q;
+  i32 granularity;  // SAGEATTN_GRANULARITY_PER_THREAD, _WARP or _BLOCK
+  i32 hadamard;
+  i32 product_bf16;  // qbar and gK of dS are bf16, else fp16
+  float sm_scale;
+  unsigned char *q_codes, *k_codes, *v_codes;
+  float *q_scale, *k_scale;
+  float* q_mean;    // smooth_q: [query head][q tile][d_tile], else null
+  float* lse_bias;  // sm_scale q . k_mean of each query: [query head][q tile][b_q]; null: no LSE
+  float *v_scale, *v_mean;
+  i32 v_group;  // keys a V group (64), whose scale and mean this kernel takes; 0: from stats
+  i32 v_smooth;
+  float v_max_code;  // 448 or 2.25 (E4M3)
+};
+
+// Kernel `score_correction`: dS = qbar gK^T for head_count query heads from first_head on.
+struct CorrectionParams {
+  Sequences sequences;
+  Heads heads;
+  View k;
+  const float* k_mean;
+  const float* q_mean;
+  float* ds;  // [query head - first_head][q tile][key], rows ds_pitch floats apart
+  i64 ds_pitch;
+  i32 first_head, head_count;
+  i32 product_bf16;
+  i32 b_q;  // queries a tile
+};
+
+// Attention kernels.
+struct AttnParams {
+  Sequences sequences;
+  Heads heads;
+  const unsigned char *q_codes, *k_codes, *v_codes;
+  const float *q_scale, *k_scale;
+  const float *v_scale, *v_mean;
+  const float* ds;  // smooth_q, else null
+  i64 ds_pitch;
+  const float* lse_bias;  // null: K was not smoothed
+  View out;
+  float* lse;  // null: not wanted
+  i64 lse_batch, lse_head, lse_token;
+  i32 mask, window_left, window_right;
+  i32 first_head, head_count;  // query heads of this launch
+  float score_scale;           // sm_scale log2(e)
+  i32 v_grouped;               // V's scales and means are those of each tile of 64 keys
+  i32 v_smooth;                // V's mean is added back
+  i32 row_sum_rounded;
+};
+
+}  // namespace sageattn

@@ -1,0 +1,146 @@
+// EXACT on the GPU: attention with 16-bit Q, K, P and V and fp32 accumulation, every arch from sm_80.
+//
+// Macros: D_QK, D_V (64, 128, 256), BF16 (0 or 1).
+//
+// The structure of attn_sm80 without its scales. Shared memory bounds the stages: at 128 channels two
+// of K and V (96 KB), at 256 one of each, K(j + 1) being copied while P V runs.
+#include "ptx/tile/attention.h"
+#include "ptx/tile/pv_16.h"
+
+namespace sageattn {
+namespace {
+
+constexpr int kMt = row_fragments(D_QK, D_V);
+constexpr int kBq = kMt * 64;
+constexpr int kRowBytes = D_QK * 2;
+constexpr int kQBytes = kBq * kRowBytes;
+constexpr int kKBytes = kBk * kRowBytes;
+constexpr int kVBytes = kBk * D_V * 2;
+constexpr int kStages = D_QK > 128 || D_V > 128 ? 1 : 2;
+constexpr int kVFragments = D_V / 8;
+constexpr int kBlocks = D_QK > 128 || D_V > 128 ? 1 : 2;  // an SM, by registers
+
+struct Shared {  // byte offsets
+  static constexpr int q = 0;
+  static constexpr int k = kQBytes;
+  static constexpr int v = k + kStages * kKBytes;
+};
+
+__device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0,
+                                    unsigned b1) {
+  if constexpr (BF16) {
+    mma_bf16(d, a, b0, b1);
+  } else {
+    mma_f16(d, a, b0, b1);
+  }
+}
+
+// S = Q K^T for one tile.
+__device__ __forceinline__ void scores(unsigned q, unsigned k, float (&s)[kMt][kKeyFragments][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const unsigned a0 = operand_address<kRowBytes>(q, warp * kMt * 16 + lane % 16, lane / 16);
+  const unsigned b0 = operand_address<kRowBytes>(k, lane % 8 + lane / 16 * 8, lane / 8 % 2);
+#pragma unroll
+  for (int step = 0; step < kRowBytes / 32; ++step) {
+    unsigned a[kMt][4];
+#pragma unroll
+    for (int mt = 0; mt < kMt; ++mt) ldmatrix_x4(a[mt], (a0 ^ (step * 32)) + mt * 16 * kRowBytes);
+#pragma unroll
+    for (int n = 0; n < kKeyFragments; n += 2) {
+      unsigned b[4];
+      ldmatrix_x4(b, (b0 ^ (step * 32)) + n * 8 * kRowBytes);
+#pragma unroll
+      for (int mt = 0; mt < kMt; ++mt) {
+        mma(s[mt][n], a[mt], b[0], b[1]);
+        mma(s[mt][n + 1], a[mt], b[2], b[3]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kAttnThreads, kBlocks)
+    sageattn_attn_f16(const __grid_constant__ AttnParams p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const unsigned base = shared_address(shared);
+
+  __shared__ Work<kMt> work;
+  if (threadIdx.x == 0) work.find(p);
+  __syncthreads();
+  if (work.rows <= 0) return;
+  if (work.sequence.bad) return fill_rows(p, work, quiet_nan(), quiet_nan());
+  if (work.first_key_tile >= work.end_key_tile) return fill_rows(p, work, 0.0f, -infinity());
+
+  // Addresses are made anew for each tile: pointers kept across the loop would cost registers.
+  const auto copy_k = [&](i32 tile, int stage) {
+    copy_tile<kKBytes>(base + Shared::k + stage * kKBytes,
+                       p.k_codes + (work.k_row + tile) * kKBytes);
+  };
+  const auto copy_v = [&](i32 tile, int stage) {
+    copy_tile<kVBytes>(base + Shared::v + stage * kVBytes,
+                       p.v_codes + (work.k_row + tile) * kVBytes);
+  };
+
+  copy_tile<kQBytes>(base + Shared::q, p.q_codes + work.q_row * kQBytes);
+  copy_k(work.first_key_tile, 0);
+  if constexpr (kStages == 2) copy_v(work.first_key_tile, 0);
+  cp_async_commit();
+
+  RowState<kMt> state;
+  state.reset();
+  float o[kMt][kVFragments][4] = {};
+  int stage = 0;
+
+#pragma unroll 1
+  for (i32 tile = work.first_key_tile; tile < work.end_key_tile;
+       ++tile, stage ^= kStages == 2 ? 1 : 0) {
+    const bool last = tile + 1 == work.end_key_tile;
+    cp_async_wait<0>();
+    __syncthreads();
+    if constexpr (kStages == 1) {
+      copy_v(tile, 0);
+    } else if (!last) {
+      copy_k(tile + 1, stage ^ 1);
+      copy_v(tile + 1, stage ^ 1);
+    }
+    cp_async_commit();
+
+    float s[kMt][kKeyFragments][4] = {};
+    scores(base + Shared::q, base + Shared::k + stage * kKBytes, s);
+
+    // Finished scores as bits, the form that the shared softmax takes.
+    int bits[kMt][kKeyFragments][4];
+    const bool masked = tile < work.full_begin || tile >= work.full_end;
+#pragma unroll
+    for (int mt = 0; mt < kMt; ++mt) {
+#pragma unroll
+      for (int n = 0; n < kKeyFragments; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) bits[mt][n][e] = __float_as_int(s[mt][n][e] * p.score_scale);
+      }
+    }
+    if (masked) hide_scores(work, tile, bits);
+    const Exponents<kMt> exponents = raise_maxima(bits, false, 1.0f, 0.0f, 8.0f, state);
+    if (exponents.rescales()) rescale(exponents, state, o);
+
+    if constexpr (kStages == 1) {
+      cp_async_wait<0>();
+      __syncthreads();
+      if (!last) copy_k(tile + 1, 0);
+      cp_async_commit();
+    }
+    accumulate_16<kMt, D_V, BF16 != 0>(bits, exponents, false, base + Shared::v + stage * kVBytes,
+                                       state, o);
+  }
+
+#pragma unroll
+  for (int mt = 0; mt < kMt; ++mt) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) state.sum[mt][h] = quad_sum(state.sum[mt][h]);
+  }
+  store_rows<kMt, D_V>(p, work, state, o, nullptr, nullptr, 0.0f);
+}
+
+}  // namespace sageattn

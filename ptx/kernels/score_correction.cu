@@ -1,0 +1,84 @@
+// dS = qbar gK^T, what smoothing Q takes out of the scores: one row for each tile of queries.
+//
+// Macros: D_QK. One block a K tile of one head; keys stay in shared memory while the tiles of queries
+// pass by, 32 at a time. A thread takes one key and 8 tiles; channels ascend in one chain of fma, as
+// docs/numerics.md says.
+#include "ptx/common/sequences.h"
+#include "ptx/tile/load.h"
+
+namespace sageattn {
+namespace {
+
+constexpr int kBk = 64;
+constexpr int kRuns = kQuantizeThreads / kBk;  // threads that share a key
+constexpr int kTiles = 8;                      // tiles of queries a thread
+constexpr int kPitch = D_QK + 1;
+
+__device__ __forceinline__ float round_product(float x, i32 bf16) {
+  return bf16 ? bf16_lo(pack_bf16x2(x, 0.0f)) : f16_lo(pack_f16x2(x, 0.0f));
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kQuantizeThreads)
+    sageattn_score_correction(const __grid_constant__ CorrectionParams p) {
+  extern __shared__ __align__(16) float shared[];
+  float* keys = shared;                  // [64][kPitch]
+  float* means = shared + kBk * kPitch;  // [kRuns * kTiles][D_QK]
+  const i32 block = static_cast<i32>(blockIdx.x);
+  const i32 k_tile = block % p.sequences.k_tiles;
+  const i32 head = p.first_head + block / p.sequences.k_tiles % p.head_count;
+  const i32 batch = block / p.sequences.k_tiles / p.head_count;
+  const i32 kv_head = head / (p.heads.qo / p.heads.kv);
+  const SequenceEntry sequence = sequence_at(p.sequences, batch);
+  const i32 rows = min(kBk, sequence.kv_len - k_tile * kBk);
+  if (rows <= 0) return;
+  const int thread = static_cast<int>(threadIdx.x);
+
+  const float* mean =
+      p.k_mean == nullptr ? nullptr : p.k_mean + (kv_head * p.heads.sequences + batch) * D_QK;
+  for (int i = thread; i < kBk * (D_QK / 8); i += kQuantizeThreads) {
+    const int row = i / (D_QK / 8), c = i % (D_QK / 8) * 8;
+    float x[8] = {};
+    if (row < rows) {
+      load_channels(p.k, token_offset(p.k, batch, sequence.kv_start + k_tile * kBk + row, kv_head),
+                    c, x);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float shift = mean == nullptr || row >= rows ? 0.0f : mean[c + j];
+      keys[row * kPitch + c + j] = round_product(x[j] - shift, p.product_bf16);
+    }
+  }
+
+  const i32 q_tiles = (sequence.qo_len + p.b_q - 1) / p.b_q;
+  const float* q_means =
+      p.q_mean + (head * p.heads.q_tiles + sequence.first_q_tile) * static_cast<i64>(D_QK);
+  float* ds = p.ds +
+              ((head - p.first_head) * p.heads.q_tiles + sequence.first_q_tile) * p.ds_pitch +
+              static_cast<i64>(k_tile) * kBk;
+  const int key = thread % kBk, run = thread / kBk;
+  for (i32 first = 0; first < q_tiles; first += kRuns * kTiles) {
+    __syncthreads();
+    for (int i = thread; i < kRuns * kTiles * D_QK; i += kQuantizeThreads) {
+      const i32 tile = first + i / D_QK;
+      means[i] = tile < q_tiles ? q_means[static_cast<i64>(tile) * D_QK + i % D_QK] : 0.0f;
+    }
+    __syncthreads();
+    float sum[kTiles] = {};
+    for (int c = 0; c < D_QK; ++c) {
+      const float k = keys[key * kPitch + c];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        sum[t] = __fmaf_rn(means[(run * kTiles + t) * D_QK + c], k, sum[t]);
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const i32 tile = first + run * kTiles + t;
+      if (tile < q_tiles) ds[tile * p.ds_pitch + key] = sum[t];
+    }
+  }
+}
+
+}  // namespace sageattn

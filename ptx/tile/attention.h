@@ -1,0 +1,398 @@
+// What the mma.sync attention kernels share: one block takes one tile of queries of one head, four
+// warps of kMt x 16 rows each, and walks over the tiles of keys that it sees.
+//
+// Lane t of a warp holds, of every 16 x 8 fragment, rows t / 4 and t / 4 + 8 and columns 2 (t % 4)
+// and + 1. So all its scores of one key tile share one scale of Q and one of K (ptx/tile/groups.h).
+#pragma once
+
+#include "ptx/arch/convert.h"
+#include "ptx/arch/memory.h"
+#include "ptx/arch/mma.h"
+#include "ptx/common/mask.h"
+#include "ptx/common/params.h"
+#include "ptx/common/sequences.h"
+#include "ptx/tile/groups.h"
+#include "ptx/tile/swizzle.h"
+
+namespace sageattn {
+
+inline constexpr i32 kBk = 64;
+inline constexpr i32 kKeyFragments = kBk / 8;
+
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+__device__ __forceinline__ float quiet_nan() { return __int_as_float(0x7fc00000); }
+
+// 32 rows a warp while the output fits in registers, else 16.
+SAGEATTN_HD constexpr i32 row_fragments(i32 d_qk, i32 d_v) {
+  return d_qk > 128 || d_v > 128 ? 1 : 2;
+}
+
+// ---- The block's work ----
+
+template <int kMt>
+struct Work {
+  SequenceEntry sequence;
+  i32 batch, head, kv_head, q_tile;
+  i32 rows;  // of this tile
+  i32 first_key_tile, end_key_tile;
+  i32 full_begin, full_end;  // of these, tiles in which every row sees every key
+  Band band;
+  i64 q_row, k_row, sequence_row;  // index of this q tile, of key tile 0, of the sequence's V stats
+
+  // rows is 0 or less if the block has nothing to do.
+  __device__ __forceinline__ void find(const AttnParams& p) {
+    constexpr i32 b_q = kMt * 64;
+    const unsigned tiles = static_cast<unsigned>(p.sequences.q_tiles);
+    const unsigned pair = blockIdx.x / tiles;
+    // Later tiles see more keys under a causal mask: longest first.
+    q_tile = static_cast<i32>(tiles - 1 - blockIdx.x % tiles);
+    head = p.first_head + static_cast<i32>(pair % static_cast<unsigned>(p.head_count));
+    batch = static_cast<i32>(pair / static_cast<unsigned>(p.head_count));
+    kv_head = head / (p.heads.qo / p.heads.kv);
+    sequence = sequence_at(p.sequences, batch);
+    const i32 first_row = q_tile * b_q;
+    rows = sequence.qo_len - first_row;
+    if (rows <= 0) return;
+    if (rows > b_q) rows = b_q;
+    q_row = head * p.heads.q_tiles + sequence.first_q_tile + q_tile;
+    k_row = kv_head * p.heads.k_tiles + sequence.first_k_tile;
+    sequence_row = p.v_grouped ? kv_head * p.heads.v_groups + sequence.first_v_group
+                               : kv_head * p.heads.sequences + batch;
+
+    band = make_band(static_cast<MaskKind>(p.mask), p.window_left, p.window_right, sequence.qo_len,
+                     sequence.kv_len);
+    // Both ends of a band grow with the query, so the first and the last row bound all.
+    const i32 last_row = first_row + rows - 1;
+    const i32 first_key = band.first_key(first_row);
+    const i32 end_key = band.end_key(last_row);
+    first_key_tile = first_key / kBk;
+    end_key_tile = end_key <= first_key ? first_key_tile : (end_key + kBk - 1) / kBk;
+    full_begin = (band.first_key(last_row) + kBk - 1) / kBk;
+    const i32 common_end = band.end_key(first_row);
+    full_end = common_end < 0 ? 0 : common_end / kBk;
+  }
+};
+
+// Row of the tile that this lane holds: fragment mt, half h.
+template <int kMt>
+__device__ __forceinline__ i32 row_of(int mt, int h) {
+  return static_cast<i32>(threadIdx.x) / 32 * (kMt * 16) + mt * 16 + h * 8 +
+         static_cast<i32>(threadIdx.x) % 32 / 4;
+}
+
+// Copies a tile from global to shared memory, flat: kBytes a block of kAttnThreads.
+template <int kBytes>
+__device__ __forceinline__ void copy_tile(unsigned to, const unsigned char* from) {
+  static_assert(kBytes % (kAttnThreads * 16) == 0 || kBytes < kAttnThreads * 16);
+#pragma unroll
+  for (int at = 0; at < kBytes; at += kAttnThreads * 16) {
+    const int offset = at + static_cast<int>(threadIdx.x) * 16;
+    if (kBytes % (kAttnThreads * 16) == 0 || offset < kBytes) {
+      cp_async_16(to + offset, from + offset);
+    }
+  }
+}
+
+// ---- Scores ----
+
+// Integer sums start here, so that their bits are the float kMagicFloat + sum, exactly: |sum| < 2^22.
+inline constexpr int kMagic = 0x4B400000;
+inline constexpr float kMagicFloat = 12582912.0f;
+// Up to this scale an integer score is below 2^16 in base 2, where rounding a maximum moves it by less
+// than 2^-8.
+inline constexpr float kLargestIntegerScale = 0x1p-6f;
+
+// Addresses of a lane's pieces for ldmatrix: rows of 16 codes a matrix row.
+template <int kRowBytes>
+__device__ __forceinline__ unsigned operand_address(unsigned base, int row, int piece) {
+  return base + static_cast<unsigned>(swizzled(row, piece, kRowBytes));
+}
+
+// S = Q K^T for one tile: the warp's kMt x 16 rows by 64 keys.
+template <int kMt, int kRowBytes, bool kInt4>
+__device__ __forceinline__ void integer_scores(unsigned q, unsigned k,
+                                               int (&s)[kMt][kKeyFragments][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+#pragma unroll
+  for (int mt = 0; mt < kMt; ++mt) {
+#pragma unroll
+    for (int n = 0; n < kKeyFragments; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[mt][n][e] = kMagic;
+    }
+  }
+  // A: rows 0-7 and 8-15 of the fragment, then both again 16 bytes on. B: 8 keys, 16 bytes on, then
+  // the next 8 keys. A step of 32 bytes flips bits of the swizzled offset: an exclusive or.
+  const unsigned a0 = operand_address<kRowBytes>(q, warp * kMt * 16 + lane % 16, lane / 16);
+  const unsigned b0 = operand_address<kRowBytes>(k, lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  // Operands are loaded one fragment ahead of the products that use them: ldmatrix takes as long as
+  // several products.
+  constexpr int kSteps = kRowBytes / 32, kLoads = kSteps * (kKeyFragments / 2);
+  unsigned a[2][kMt][4], b[2][4];
+#pragma unroll
+  for (int mt = 0; mt < kMt; ++mt) ldmatrix_x4(a[0][mt], a0 + mt * 16 * kRowBytes);
+  ldmatrix_x4(b[0], b0);
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    const int step = i / (kKeyFragments / 2), n = i % (kKeyFragments / 2) * 2;
+    if (i + 1 < kLoads) {
+      const int next_step = (i + 1) / (kKeyFragments / 2),
+                next_n = (i + 1) % (kKeyFragments / 2) * 2;
+      ldmatrix_x4(b[(i + 1) & 1], (b0 ^ (next_step * 32)) + next_n * 8 * kRowBytes);
+      if (next_step != step) {
+#pragma unroll
+        for (int mt = 0; mt < kMt; ++mt) {
+          ldmatrix_x4(a[next_step & 1][mt], (a0 ^ (next_step * 32)) + mt * 16 * kRowBytes);
+        }
+      }
+    }
+#pragma unroll
+    for (int mt = 0; mt < kMt; ++mt) {
+      if constexpr (kInt4) {
+        mma_s4(s[mt][n], a[step & 1][mt], b[i & 1][0], b[i & 1][1]);
+        mma_s4(s[mt][n + 1], a[step & 1][mt], b[i & 1][2], b[i & 1][3]);
+      } else {
+        mma_s8(s[mt][n], a[step & 1][mt], b[i & 1][0], b[i & 1][1]);
+        mma_s8(s[mt][n + 1], a[step & 1][mt], b[i & 1][2], b[i & 1][3]);
+      }
+    }
+  }
+}
+
+// ---- Softmax ----
+
+// Running state of the rows of a lane.
+template <int kMt>
+struct RowState {
+  float max[kMt][2];
+  float sum[kMt][2];
+
+  __device__ __forceinline__ void reset() {
+#pragma unroll
+    for (int mt = 0; mt < kMt; ++mt) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        max[mt][h] = -infinity();
+        sum[mt][h] = 0.0f;
+      }
+    }
+  }
+};
+
+__device__ __forceinline__ float quad_max(float x) {  // over the four lanes that share rows
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// Column of element e of fragment n.
+__device__ __forceinline__ i32 column_of(int n, int e) {
+  return n * 8 + static_cast<i32>(threadIdx.x) % 4 * 2 + e % 2;
+}
+
+// Scores of a tile in the form that the exponentials take: x = fma(score, factor, offset[row]), where
+// score is the bit pattern in s.
+//   integers   s as the tensor core left it, factor f, -kMagicFloat f in the offset
+//   floats     s holds finished scores in base 2, -inf for hidden keys; factor 1
+// Integers cost nothing to convert. Floats are needed where a key is hidden, where dS is added, where
+// sm_scale is negative, and where scores are so large that a rounded maximum could lie below one.
+template <int kMt>
+struct Exponents {
+  float factor;
+  float offset[kMt][2];
+  float alpha[kMt][2];  // factor of everything accumulated before this tile
+
+  __device__ __forceinline__ float at(int score, int mt, int h) const {
+    return fmaf(__int_as_float(score), factor, offset[mt][h]);
+  }
+  __device__ __forceinline__ bool rescales() const {
+    bool any = false;
+#pragma unroll
+    for (int mt = 0; mt < kMt; ++mt) any |= alpha[mt][0] != 1.0f || alpha[mt][1] != 1.0f;
+    return __any_sync(0xffffffffu, any) != 0;
+  }
+};
+
+// Hides the keys of a tile that the lane's rows do not see. scores: in base 2, as bits.
+template <int kMt>
+__device__ __forceinline__ void hide_scores(const Work<kMt>& work, i32 tile,
+                                            int (&scores)[kMt][kKeyFragments][4]) {
+#pragma unroll
+  for (int mt = 0; mt < kMt; ++mt) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const i32 query = work.q_tile * kMt * 64 + row_of<kMt>(mt, h);
+      const i32 first = work.band.first_key(query) - tile * kBk;
+      const i32 end = work.band.end_key(query) - tile * kBk;
+#pragma unroll
+      for (int n = 0; n < kKeyFragments; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const i32 column = column_of(n, e);
+          if (column < first || column >= end) {
+            scores[mt][n][2 * h + e] = __float_as_int(-infinity());
+          }
+        }
+      }
+    }
+  }
+}
+
+// Turns integer sums into finished scores. ds: null, or the lane's corrections of this tile.
+template <int kMt>
+__device__ __forceinline__ void finish_scores(const Work<kMt>& work, i32 tile, bool masked, float f,
+                                              const float* ds, float ds_scale,
+                                              int (&s)[kMt][kKeyFragments][4]) {
+#pragma unroll
+  for (int mt = 0; mt < kMt; ++mt) {
+#pragma unroll
+    for (int n = 0; n < kKeyFragments; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float sum = __int_as_float(s[mt][n][e]) - kMagicFloat;
+        s[mt][n][e] =
+            __float_as_int(ds == nullptr ? sum * f : fmaf(sum, f, ds[n * 8 + e % 2] * ds_scale));
+      }
+    }
+  }
+  if (masked) hide_scores(work, tile, s);
+}
+
+// Raises the maxima of the lane's rows by one tile. A NaN score is dropped here; it comes back
+// through P. slack: how far, in base 2, scores may exceed the maximum that P refers to before it is
+// raised. P is then at most 2^slack: formats with room above 1 lose nothing by it, and the output
+// hardly ever needs rescaling.
+template <int kMt>
+__device__ __forceinline__ Exponents<kMt> raise_maxima(const int (&s)[kMt][kKeyFragments][4],
+                                                       bool integers, float f, float p_log2,
+                                                       float slack, RowState<kMt>& state) {
+  Exponents<kMt> x;
+  x.factor = integers ? f : 1.0f;
+#pragma unroll
+  for (int mt = 0; mt < kMt; ++mt) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float largest;
+      if (integers) {  // one scale, not negative, for all the lane's scores: the largest integer
+        int most = s[mt][0][2 * h];
+#pragma unroll
+        for (int n = 0; n < kKeyFragments; ++n) {
+          most = max(most, max(s[mt][n][2 * h], s[mt][n][2 * h + 1]));
+        }
+        largest = (__int_as_float(most) - kMagicFloat) * f;
+      } else {
+        largest = -infinity();
+#pragma unroll
+        for (int n = 0; n < kKeyFragments; ++n) {
+          largest = fmaxf(
+              largest, fmaxf(__int_as_float(s[mt][n][2 * h]), __int_as_float(s[mt][n][2 * h + 1])));
+        }
+      }
+      float grown = fmaxf(state.max[mt][h], quad_max(largest));
+      if (grown - state.max[mt][h] <= slack) grown = state.max[mt][h];
+      const float reference = grown == -infinity() ? 0.0f : grown;
+      x.alpha[mt][h] = exp2_approx(state.max[mt][h] - reference);
+      x.offset[mt][h] = p_log2 - reference;
+      if (integers) x.offset[mt][h] = fmaf(-kMagicFloat, f, x.offset[mt][h]);
+      state.max[mt][h] = grown;
+    }
+  }
+  return x;
+}
+
+// ---- End of a tile of queries ----
+
+__device__ __forceinline__ void store_out(const View& out, i64 at, float x) {
+  if (out.dtype == static_cast<i32>(3)) {
+    static_cast<float*>(out.data)[at] = x;
+  } else {
+    const unsigned code = out.dtype == 1 ? pack_f16x2(x, 0.0f) : pack_bf16x2(x, 0.0f);
+    static_cast<unsigned short*>(out.data)[at] = static_cast<unsigned short>(code);
+  }
+}
+
+__device__ __forceinline__ void store_out_pair(const View& out, i64 at, float x, float y) {
+  if (out.dtype == 3) {
+    store_out(out, at, x);
+    store_out(out, at + 1, y);
+    return;
+  }
+  const unsigned code = out.dtype == 1 ? pack_f16x2(x, y) : pack_bf16x2(x, y);
+  unsigned short* to = static_cast<unsigned short*>(out.data) + at;
+  if ((reinterpret_cast<unsigned long long>(to) & 3u) == 0) {
+    *reinterpret_cast<unsigned*>(to) = code;
+  } else {
+    to[0] = static_cast<unsigned short>(code);
+    to[1] = static_cast<unsigned short>(code >> 16);
+  }
+}
+
+// Writes one value to every channel of the tile's rows, and one to their LSE.
+template <int kMt>
+__device__ __forceinline__ void fill_rows(const AttnParams& p, const Work<kMt>& work, float x,
+                                          float lse) {
+  const i32 first_row = work.q_tile * kMt * 64;
+  for (i32 i = static_cast<i32>(threadIdx.x); i < work.rows * p.out.channels; i += kAttnThreads) {
+    const i64 token = work.sequence.q_start + first_row + i / p.out.channels;
+    store_out(p.out,
+              token_offset(p.out, work.batch, token, work.head) + i % p.out.channels * p.out.dim,
+              x);
+  }
+  if (p.lse == nullptr) return;
+  for (i32 i = static_cast<i32>(threadIdx.x); i < work.rows; i += kAttnThreads) {
+    p.lse[work.batch * p.lse_batch + work.head * p.lse_head +
+          (work.sequence.q_start + first_row + i) * p.lse_token] = lse;
+  }
+}
+
+// Normalises and writes the rows: o[kMt][dv / 8][4] of each lane. v_scale and v_mean: of the
+// sequence, or null.
+template <int kMt, int kDv>
+__device__ __forceinline__ void store_rows(const AttnParams& p, const Work<kMt>& work,
+                                           const RowState<kMt>& state, float (&o)[kMt][kDv / 8][4],
+                                           const float* v_scale, const float* v_mean,
+                                           float p_log2) {
+  const i32 lane_column = static_cast<i32>(threadIdx.x) % 4 * 2;
+#pragma unroll
+  for (int mt = 0; mt < kMt; ++mt) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const i32 row = row_of<kMt>(mt, h);
+      if (row >= work.rows) continue;
+      const float l = state.sum[mt][h];
+      const bool empty = l == 0.0f;
+      const float inverse = 1.0f / l;
+      const i64 token = work.sequence.q_start + work.q_tile * kMt * 64 + row;
+      const i64 at = token_offset(p.out, work.batch, token, work.head);
+#pragma unroll
+      for (int n = 0; n < kDv / 8; ++n) {
+        float x[2];
+        const i32 c = n * 8 + lane_column;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float scale = v_scale != nullptr ? v_scale[c + e] : 1.0f;
+          const float mean = v_mean != nullptr ? v_mean[c + e] : 0.0f;
+          x[e] = empty ? 0.0f : fmaf(o[mt][n][2 * h + e] * inverse, scale, mean);
+        }
+        if (p.out.dim == 1 && c + 1 < p.out.channels) {
+          store_out_pair(p.out, at + c, x[0], x[1]);
+        } else {
+          if (c < p.out.channels) store_out(p.out, at + c * p.out.dim, x[0]);
+          if (c + 1 < p.out.channels) store_out(p.out, at + (c + 1) * p.out.dim, x[1]);
+        }
+      }
+      if (p.lse != nullptr && lane_column == 0) {
+        const float bias = p.lse_bias != nullptr ? p.lse_bias[work.q_row * (kMt * 64) + row] : 0.0f;
+        const float base2 = state.max[mt][h] + (log2_approx(l) - p_log2);
+        p.lse[work.batch * p.lse_batch + work.head * p.lse_head + token * p.lse_token] =
+            empty ? -infinity() : fmaf(base2, 0.693147180559945f, bias);
+      }
+    }
+  }
+}
+
+}  // namespace sageattn

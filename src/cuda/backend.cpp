@@ -1,0 +1,140 @@
+#include "src/cuda/backend.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "include/sageattn.h"
+#include "src/cuda/module.h"
+
+namespace sageattn::cuda {
+namespace {
+
+constexpr int64_t kMaxBlocks = INT32_MAX;
+
+// Fails before anything is enqueued if something cannot be.
+class GridCheck final : public Sink {
+ public:
+  void launch(Kernel, int64_t blocks, const void*) override {
+    if (blocks <= kMaxBlocks) return;
+    fail(SAGEATTN_E_LIMIT,
+         "batch, lengths and heads: need %lld blocks in one kernel launch, CUDA has at most %lld; "
+         "split the batch",
+         static_cast<long long>(blocks), static_cast<long long>(kMaxBlocks));
+  }
+};
+
+}  // namespace
+
+Target find_target(int32_t ordinal, int32_t target_arch) {
+  Target target{};
+  if (target_arch == 0) {
+    target.device = &open_device(ordinal);
+    target.arch = target.device->choice.arch;
+    target.binary = target.device->choice.binary;
+    return target;
+  }
+  target.arch = target.binary = target_arch;
+  try {
+    const DeviceInfo& device = open_device(ordinal);
+    if (runs_on(target_arch, device.capability)) {
+      target.device = &device;
+    } else {
+      target.no_device.status = SAGEATTN_E_UNSUPPORTED;
+      std::snprintf(target.no_device.message, sizeof target.no_device.message,
+                    "target_arch = %d: its kernels do not run on device %d, %s (sm_%d); leave it 0 "
+                    "to execute there",
+                    target_arch, ordinal, device.name, device.capability);
+    }
+  } catch (const Error& error) {
+    target.no_device = error;
+  }
+  return target;
+}
+
+std::string describe(const Target& target) {
+  const auto text = [](auto number) { return std::to_string(number); };
+  std::string lines;
+  bool known = true;
+  if (const DeviceInfo* device = target.device) {
+    const int version = driver().version;
+    lines += "device: " + text(device->ordinal) + ", " + device->name + ", sm_" +
+             text(device->capability) + ", " + text(device->multiprocessors) +
+             " multiprocessors, " + text(device->max_shared_bytes) +
+             " bytes of shared memory a block\n";
+    lines += "driver: CUDA " + text(version / 1000) + "." + text(version % 1000 / 10) + "\n";
+    known = device->choice.known || target.binary != device->choice.binary;
+  } else {
+    lines +=
+        std::string("device: none, plans cannot be executed: ") + target.no_device.message + "\n";
+  }
+  lines += "arch: " + text(target.arch) + " (kernels compiled for sm_" + text(target.binary);
+  if (!known) lines += ", which is newer than this library";
+  return lines + ")\n";
+}
+
+Program::Program(const PlanConfig& plan, const Target& target, jit::KernelStore& store)
+    : target_(target) {
+  for (const KernelUse& use : kernels_of(plan)) {
+    const std::shared_ptr<const jit::KernelImage> image =
+        store.get({use.name, target.binary, use.macros});
+    Loaded& kernel = kernels_[static_cast<int>(use.kernel)];
+    kernel.name = use.name;
+    kernel.threads = use.threads;
+    kernel.shared_bytes = use.shared_bytes;
+    images_.push_back(image);
+    origin_ = std::max(origin_, image->origin);
+    compile_ms_ += image->compile_ms;
+    if (use.kernel == Kernel::kAttention) {
+      registers_ = image->code->registers;
+      spill_bytes_ = image->code->spill_bytes;
+    }
+    if (target.device != nullptr) {
+      const Driver& api = driver();
+      const CurrentContext current(api, *target.device);
+      kernel.function = load_kernel(api, *target.device, image->code->cubin, image->entry.c_str(),
+                                    use.threads, use.shared_bytes)
+                            .function;
+    }
+  }
+}
+
+void Program::launch(const PlanConfig& plan, const Launch& launch, Stream stream,
+                     Observer* observer) const {
+  if (target_.device == nullptr) throw target_.no_device;
+  GridCheck grids;
+  enumerate_launches(plan, launch, grids);
+
+  class Enqueue final : public Sink {
+   public:
+    Enqueue(const Program& program, Stream stream, Observer* observer)
+        : program_(program), stream_(stream), observer_(observer) {}
+
+    void launch(Kernel kernel, int64_t blocks, const void* params) override {
+      const Loaded& loaded = program_.kernels_[static_cast<int>(kernel)];
+      LaunchConfig config{};
+      config.grid_x = static_cast<unsigned>(blocks);
+      config.grid_y = config.grid_z = config.block_y = config.block_z = 1;
+      config.block_x = static_cast<unsigned>(loaded.threads);
+      config.shared_bytes = static_cast<unsigned>(loaded.shared_bytes);
+      config.stream = stream_;
+      void* parameters[] = {const_cast<void*>(params)};  // the driver copies them
+      if (observer_ != nullptr) observer_->before(loaded.name, blocks);
+      check(api_, api_.LaunchKernelEx(&config, loaded.function, parameters, nullptr),
+            "cuLaunchKernelEx(%s, %lld blocks)", loaded.name.c_str(),
+            static_cast<long long>(blocks));
+      if (observer_ != nullptr) observer_->after();
+    }
+
+   private:
+    const Driver& api_ = driver();
+    const Program& program_;
+    Stream stream_;
+    Observer* observer_;
+  };
+
+  const CurrentContext current(driver(), *target_.device);
+  Enqueue enqueue(*this, stream, observer);
+  enumerate_launches(plan, launch, enqueue);
+}
+
+}  // namespace sageattn::cuda

@@ -1,0 +1,177 @@
+#include "src/cuda/kernels.h"
+
+#include <algorithm>
+
+#include "include/sageattn.h"
+#include "ptx/common/params.h"
+#include "src/core/error.h"
+#include "src/core/select.h"
+#include "src/cuda/layout.h"
+
+namespace sageattn::cuda {
+namespace {
+
+constexpr int kKeys = 64;              // a tile of mma.sync kernels
+constexpr int kSequencesThreads = 32;  // a block
+
+bool is_exact(const PlanConfig& plan) { return plan.qk_format == SAGEATTN_QK_NONE; }
+
+const char* attention_kernel(const PlanConfig& plan) {
+  if (is_exact(plan)) return "attn_f16";
+  return plan.pv_format == SAGEATTN_PV_E4M3 ? "attn_sm89" : "attn_sm80";
+}
+
+// Shared memory as the kernels divide it: Q, then stages of K and of V, beside E4M3 with scales and
+// means. Two stages, but beyond 128 channels one of V (of both without quantization), so that they
+// fit in the 99 KB that a block of sm_86, sm_89 and sm_120 can have.
+int attention_shared_bytes(const PlanConfig& plan) {
+  const Shape shape(plan);
+  const bool wide = std::max(shape.d_tile, shape.dv_tile) > 128;
+  const int k_stages = wide && shape.exact ? 1 : 2;
+  const int v_stages = wide ? 1 : 2;
+  const int v_stats = plan.pv_format == SAGEATTN_PV_E4M3 ? 2 * shape.dv_tile * 4 : 0;
+  return (plan.tile.b_q + k_stages * kKeys) * shape.qk_row_bytes +
+         v_stages * (kKeys * shape.v_row_bytes + v_stats);
+}
+
+// The smoothed keys of a tile, and 32 means of queries.
+int correction_shared_bytes(const PlanConfig& plan) {
+  const Shape shape(plan);
+  return (kKeys * (shape.d_tile + 1) + 32 * shape.d_tile) * static_cast<int>(sizeof(float));
+}
+
+// One tile in fp32; rows are 4 floats longer than they need be, against bank conflicts.
+int quantize_shared_bytes(const PlanConfig& plan) {
+  const Shape shape(plan);
+  const int qk = std::max(plan.tile.b_q, kKeys) * (shape.d_tile + 4);
+  const int v = kKeys * (shape.dv_tile + 4);
+  return std::max(qk, v) * static_cast<int>(sizeof(float));
+}
+
+}  // namespace
+
+int stats_kinds(const PlanConfig& plan) {
+  if (is_exact(plan)) return 0;
+  const int k = plan.smooth_k == SAGEATTN_SMOOTH_ON ? 1 : 0;
+  return k + (Shape(plan).grouped ? 0 : 2);
+}
+
+std::vector<KernelUse> kernels_of(const PlanConfig& plan) {
+  const Shape shape(plan);
+  const jit::Macro d_qk{"D_QK", shape.d_tile}, d_v{"D_V", shape.dv_tile};
+  const jit::Macro int4{"QK_INT4", plan.qk_format == SAGEATTN_QK_I4};
+
+  std::vector<KernelUse> list;
+  list.push_back({Kernel::kSequences, "sequences", {}, kSequencesThreads, 0});
+  if (stats_kinds(plan) != 0) {
+    list.push_back({Kernel::kStatsChunks, "stats_chunks", {d_qk, d_v}, kStatsThreads, 0});
+    list.push_back({Kernel::kStats, "stats", {d_qk, d_v}, kStatsThreads, 0});
+  }
+  const int qk_bits = shape.qk_row_bytes * 8 / shape.d_tile;
+  const int v_bits = shape.v_row_bytes * 8 / shape.dv_tile;
+  list.push_back({Kernel::kQuantize,
+                  "quantize",
+                  {d_qk, d_v, {"QK_BITS", qk_bits}, {"V_BITS", v_bits}, {"B_Q", plan.tile.b_q}},
+                  kQuantizeThreads,
+                  quantize_shared_bytes(plan)});
+  const bool smooth_q = plan.smooth_q == SAGEATTN_SMOOTH_ON;
+  if (smooth_q) {
+    list.push_back({Kernel::kCorrection,
+                    "score_correction",
+                    {d_qk},
+                    kQuantizeThreads,
+                    correction_shared_bytes(plan)});
+  }
+
+  KernelUse attention{Kernel::kAttention,
+                      attention_kernel(plan),
+                      {d_qk, d_v},
+                      kAttnThreads,
+                      attention_shared_bytes(plan)};
+  if (is_exact(plan)) {
+    attention.macros.push_back({"BF16", plan.kv_dtype == SAGEATTN_BF16});
+  } else {
+    attention.macros.push_back(int4);
+    attention.macros.push_back({"SMOOTH_Q", smooth_q});
+    attention.macros.push_back({"PV_ACCUM_F16", plan.pv_accum == SAGEATTN_PV_ACCUM_F16});
+  }
+  list.push_back(attention);
+  return list;
+}
+
+std::string kernel_name(const PlanConfig& plan) {
+  if (is_exact(plan)) return attention_kernel(plan);
+  return std::string(attention_kernel(plan)) + (plan.qk_format == SAGEATTN_QK_I4 ? "_i4" : "_i8") +
+         (plan.pv_format == SAGEATTN_PV_E4M3 ? "_e4m3" : "_f16");
+}
+
+void check_supported(const PlanConfig& plan) {
+  const auto unsupported = [](const char* field, int32_t value, const char* instead) {
+    fail(SAGEATTN_E_UNSUPPORTED, "%s = %d: the CUDA backend does not run it; %s", field, value,
+         instead);
+  };
+  if (is_exact(plan)) {
+    if (plan.q_dtype != plan.kv_dtype || plan.q_dtype == SAGEATTN_F32) {
+      fail(SAGEATTN_E_UNSUPPORTED,
+           "q_dtype = %d, kv_dtype = %d: with SAGEATTN_QK_NONE the CUDA backend takes SAGEATTN_F16 "
+           "or BF16, the same for both; convert the inputs or use SAGEATTN_BACKEND_CPU",
+           plan.q_dtype, plan.kv_dtype);
+    }
+    return;
+  }
+
+  if (plan.qk_format != SAGEATTN_QK_I8 && plan.qk_format != SAGEATTN_QK_I4) {
+    unsupported("qk_format", plan.qk_format, "use SAGEATTN_QK_I8, I4 or NONE");
+  }
+  if (plan.qk_granularity > SAGEATTN_GRANULARITY_PER_BLOCK) {
+    unsupported("qk_granularity", plan.qk_granularity,
+                "use SAGEATTN_GRANULARITY_PER_THREAD, PER_WARP or PER_BLOCK");
+  }
+  if (plan.rotation == SAGEATTN_ROTATION_SMOOTHATTN) {
+    unsupported("rotation", plan.rotation, "use SAGEATTN_ROTATION_NONE or HADAMARD");
+  }
+  if (plan.kernel != SAGEATTN_KERNEL_MMA_SYNC) {
+    unsupported("kernel", plan.kernel, "use SAGEATTN_KERNEL_AUTO or MMA_SYNC");
+  }
+
+  const int32_t accum = plan.pv_accum;
+  if (plan.pv_format == SAGEATTN_PV_F16) {
+    if (accum != SAGEATTN_PV_ACCUM_F32 && accum != SAGEATTN_PV_ACCUM_F16) {
+      unsupported("pv_accum", accum, "with SAGEATTN_PV_F16 use SAGEATTN_PV_ACCUM_F32 or F16");
+    }
+    if (plan.smooth_v == SAGEATTN_SMOOTH_V_GROUP) {
+      unsupported("smooth_v", plan.smooth_v,
+                  "with SAGEATTN_PV_F16 use SAGEATTN_SMOOTH_V_OFF or SEQUENCE");
+    }
+    if (plan.v_scale == SAGEATTN_V_SCALE_GROUP) {
+      unsupported("v_scale", plan.v_scale, "with SAGEATTN_PV_F16 use SAGEATTN_V_SCALE_CHANNEL");
+    }
+  } else if (plan.pv_format == SAGEATTN_PV_E4M3) {
+    if (accum != SAGEATTN_PV_ACCUM_TWO_LEVEL && accum != SAGEATTN_PV_ACCUM_F16) {
+      unsupported("pv_accum", accum,
+                  "with SAGEATTN_PV_E4M3 use SAGEATTN_PV_ACCUM_TWO_LEVEL or F16");
+    }
+    if (std::max(plan.head_dim, plan.head_dim_v) > 128) {
+      fail(SAGEATTN_E_UNSUPPORTED,
+           "head_dim = %d, head_dim_v = %d: with SAGEATTN_PV_E4M3 the CUDA backend has at most 128 "
+           "channels; use SAGEATTN_PV_F16",
+           plan.head_dim, plan.head_dim_v);
+    }
+    // Sequences have scales and means of their own, or promotion groups have both.
+    if (plan.smooth_v == SAGEATTN_SMOOTH_V_GROUP && plan.v_scale != SAGEATTN_V_SCALE_GROUP) {
+      unsupported("v_scale", plan.v_scale,
+                  "with SAGEATTN_SMOOTH_V_GROUP use SAGEATTN_V_SCALE_GROUP");
+    }
+    if (plan.smooth_v == SAGEATTN_SMOOTH_V_SEQUENCE && plan.v_scale == SAGEATTN_V_SCALE_GROUP) {
+      unsupported("v_scale", plan.v_scale,
+                  "with SAGEATTN_SMOOTH_V_SEQUENCE use SAGEATTN_V_SCALE_CHANNEL");
+    }
+  } else {
+    unsupported("pv_format", plan.pv_format, "use SAGEATTN_PV_E4M3, F16 or NONE");
+  }
+  if (plan.promotion_interval != 0 && plan.promotion_interval != kKeys) {
+    unsupported("promotion_interval", plan.promotion_interval, "use 64");
+  }
+}
+
+}  // namespace sageattn::cuda

@@ -1,0 +1,36 @@
+// Which kernels a plan needs, how they are specialised, and how large their blocks are.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "src/core/config.h"
+#include "src/jit/kernel_list.h"
+
+namespace sageattn::cuda {
+
+// In the order of an execute.
+enum class Kernel { kSequences, kStatsChunks, kStats, kQuantize, kCorrection, kAttention };
+inline constexpr int kNumKernels = 6;
+
+struct KernelUse {
+  Kernel kernel;
+  std::string name;  // in ptx/kernels/kernels.def
+  std::vector<jit::Macro> macros;
+  int threads;       // a block
+  int shared_bytes;  // a block, dynamic
+};
+
+// Statistics that a plan takes over whole sequences: StatsParams::kinds.
+int stats_kinds(const PlanConfig& plan);
+
+// Every kernel that some execute of the plan launches.
+std::vector<KernelUse> kernels_of(const PlanConfig& plan);
+
+// "attn_sm89_i8_e4m3": the attention kernel and the formats of QK and PV.
+std::string kernel_name(const PlanConfig& plan);
+
+// Fails with E_UNSUPPORTED, saying what can run, unless kernels_of can run the plan.
+void check_supported(const PlanConfig& plan);
+
+}  // namespace sageattn::cuda

@@ -1,0 +1,236 @@
+// The kernel launches of one execute, as data. Nothing here touches a driver.
+#include <algorithm>
+
+#include "include/sageattn.h"
+#include "src/cpu/quantize.h"
+#include "src/cuda/backend.h"
+
+namespace sageattn::cuda {
+namespace {
+
+View view_of(const PlanConfig& plan, const void* data, const Strides& strides, int32_t dtype,
+             int32_t channels) {
+  // Packed sequences are told apart by their tokens alone.
+  const int64_t batch = plan.batch_mode == SAGEATTN_BATCH_VARLEN ? 0 : strides.batch;
+  return {
+      const_cast<void*>(data), batch, strides.token, strides.head, strides.dim, dtype, channels};
+}
+
+// All that the launches of one execute share.
+struct Task {
+  Task(const PlanConfig& p, const Launch& l)
+      : plan(p),
+        launch(l),
+        shape(p),
+        extent(extent_of(p, l)),
+        areas(carve(p, extent, l.workspace)) {
+    const bool varlen = plan.batch_mode == SAGEATTN_BATCH_VARLEN;
+    const bool table = varlen || launch.seqused_kv != nullptr;
+    sequences = {table ? areas.sequences : nullptr,
+                 launch.batch,
+                 launch.qo_len,
+                 launch.kv_len,
+                 static_cast<i32>(extent.max_q_tiles),
+                 static_cast<i32>(extent.max_k_tiles),
+                 static_cast<i32>(extent.max_v_groups)};
+    heads = {plan.num_qo_heads, plan.num_kv_heads, extent.q_tiles,
+             extent.k_tiles,    extent.v_groups,   extent.batch};
+    k = view_of(plan, launch.k, launch.k_strides, plan.kv_dtype, plan.head_dim);
+    v = view_of(plan, launch.v, launch.v_strides, plan.kv_dtype, plan.head_dim_v);
+    product_bf16 = plan.q_dtype == SAGEATTN_F16 && plan.kv_dtype == SAGEATTN_F16 ? 0 : 1;
+    v_group = shape.grouped ? plan.promotion_interval : 0;
+    v_smooth = plan.smooth_v == SAGEATTN_SMOOTH_V_OFF ? 0 : 1;
+    max_code = plan.pv_accum == SAGEATTN_PV_ACCUM_F16 ? 2.25f : 448.0f;
+  }
+
+  const PlanConfig& plan;
+  const Launch& launch;
+  Shape shape;
+  Extent extent;
+  Areas areas;
+  Sequences sequences;
+  Heads heads;
+  View k, v;
+  i32 product_bf16, v_group, v_smooth;
+  float max_code;
+};
+
+void resolve_lengths(const Task& t, Sink& sink) {
+  const Launch& launch = t.launch;
+  // The table is also what sets the status words.
+  if (t.sequences.table == nullptr && launch.status == nullptr) return;
+  SequencesParams p{};
+  p.cu_seqlens_q = launch.cu_seqlens_q;
+  p.cu_seqlens_kv = launch.cu_seqlens_kv;
+  p.seqused_kv = launch.seqused_kv;
+  p.status = launch.status;
+  p.table = t.areas.sequences;
+  p.total_q = launch.total_qo;
+  p.total_kv = launch.total_kv;
+  p.batch = launch.batch;
+  p.qo_len = launch.qo_len;
+  p.kv_len = launch.kv_len;
+  p.max_qo_len = t.plan.max_qo_len;
+  p.max_kv_len = t.plan.max_kv_len;
+  p.b_q = t.plan.tile.b_q;
+  p.b_k = t.plan.tile.b_k;
+  p.v_group = t.v_group;
+  sink.launch(Kernel::kSequences, 1, &p);
+}
+
+void take_statistics(const Task& t, Sink& sink) {
+  const int kinds = stats_kinds(t.plan);
+  if (kinds == 0) return;
+  StatsParams p{};
+  p.sequences = t.sequences;
+  p.heads = t.heads;
+  p.k = t.k;
+  p.v = t.v;
+  p.kinds = kinds;
+  p.v_smooth = t.v_smooth;
+  p.f16_scale = t.plan.pv_format == SAGEATTN_PV_F16 ? 1 : 0;
+  p.max_code = t.max_code;
+  p.partial = t.areas.partial;
+  p.k_mean = t.areas.k_mean;
+  p.v_scale = t.areas.v_scale;
+  p.v_mean = t.areas.v_mean;
+  const int64_t pairs =
+      t.extent.batch * t.plan.num_kv_heads * (kinds == 3 ? 2 : 1);  // a block takes K or V
+  sink.launch(Kernel::kStatsChunks, pairs * t.extent.max_k_tiles, &p);
+  sink.launch(Kernel::kStats, pairs, &p);
+}
+
+void quantize(const Task& t, Sink& sink) {
+  const PlanConfig& plan = t.plan;
+  QuantizeParams p{};
+  p.sequences = t.sequences;
+  p.heads = t.heads;
+  p.q = view_of(plan, t.launch.q, t.launch.q_strides, plan.q_dtype, plan.head_dim);
+  p.k = t.k;
+  p.v = t.v;
+  p.k_mean = t.areas.k_mean;
+  p.smooth_q = plan.smooth_q == SAGEATTN_SMOOTH_ON ? 1 : 0;
+  p.granularity = plan.qk_granularity;
+  p.hadamard = plan.rotation == SAGEATTN_ROTATION_HADAMARD ? 1 : 0;
+  p.product_bf16 = t.product_bf16;
+  p.sm_scale = plan.sm_scale;
+  p.q_codes = t.areas.q_codes;
+  p.k_codes = t.areas.k_codes;
+  p.v_codes = t.areas.v_codes;
+  p.q_scale = t.areas.q_scale;
+  p.k_scale = t.areas.k_scale;
+  p.q_mean = t.areas.q_mean;
+  p.lse_bias = t.launch.lse != nullptr ? t.areas.lse_bias : nullptr;
+  p.v_scale = t.areas.v_scale;
+  p.v_mean = t.areas.v_mean;
+  p.v_group = t.v_group;
+  p.v_smooth = t.v_smooth;
+  p.v_max_code = t.max_code;
+  const int64_t q_blocks = t.extent.max_q_tiles * plan.num_qo_heads;
+  const int64_t kv_blocks = t.extent.max_k_tiles * plan.num_kv_heads * 2;
+  sink.launch(Kernel::kQuantize, t.extent.batch * (q_blocks + kv_blocks), &p);
+}
+
+AttnParams attention_params(const Task& t) {
+  const PlanConfig& plan = t.plan;
+  AttnParams p{};
+  p.sequences = t.sequences;
+  p.heads = t.heads;
+  p.q_codes = t.areas.q_codes;
+  p.k_codes = t.areas.k_codes;
+  p.v_codes = t.areas.v_codes;
+  p.q_scale = t.areas.q_scale;
+  p.k_scale = t.areas.k_scale;
+  p.v_scale = t.areas.v_scale;
+  p.v_mean = t.areas.v_mean;
+  p.ds = t.areas.ds;
+  p.ds_pitch = ds_pitch(plan, t.extent);
+  p.lse_bias = t.areas.lse_bias;
+  p.out = view_of(plan, t.launch.out, t.launch.out_strides, plan.out_dtype, plan.head_dim_v);
+  p.lse = t.launch.lse;
+  p.lse_batch = plan.batch_mode == SAGEATTN_BATCH_VARLEN ? 0 : t.launch.lse_strides.batch;
+  p.lse_head = t.launch.lse_strides.head;
+  p.lse_token = t.launch.lse_strides.token;
+  p.mask = plan.mask;
+  p.window_left = plan.window_left;
+  p.window_right = plan.window_right;
+  p.score_scale = cpu::score_scale(plan);
+  p.v_grouped = t.shape.grouped ? 1 : 0;
+  p.v_smooth = t.v_smooth;
+  p.row_sum_rounded = plan.row_sum == SAGEATTN_ROW_SUM_ROUNDED_P ? 1 : 0;
+  return p;
+}
+
+// For as many query heads at a time as the correction of their scores has room.
+void attend(const Task& t, Sink& sink) {
+  const PlanConfig& plan = t.plan;
+  const bool correct = t.areas.ds != nullptr && t.extent.max_k_tiles > 0;
+  AttnParams p = attention_params(t);
+  const int64_t run = correct
+                          ? ds_heads(plan, t.extent, static_cast<int64_t>(t.launch.workspace_size))
+                          : plan.num_qo_heads;
+  for (int64_t first = 0; first < plan.num_qo_heads; first += run) {
+    p.first_head = static_cast<i32>(first);
+    p.head_count = static_cast<i32>(std::min<int64_t>(run, plan.num_qo_heads - first));
+    const int64_t tiles = t.extent.batch * p.head_count * t.extent.max_q_tiles;
+    if (correct) {
+      CorrectionParams c{};
+      c.sequences = t.sequences;
+      c.heads = t.heads;
+      c.k = t.k;
+      c.k_mean = t.areas.k_mean;
+      c.q_mean = t.areas.q_mean;
+      c.ds = t.areas.ds;
+      c.ds_pitch = p.ds_pitch;
+      c.first_head = p.first_head;
+      c.head_count = p.head_count;
+      c.product_bf16 = t.product_bf16;
+      c.b_q = plan.tile.b_q;
+      sink.launch(Kernel::kCorrection, t.extent.batch * p.head_count * t.extent.max_k_tiles, &c);
+    }
+    sink.launch(Kernel::kAttention, tiles, &p);
+  }
+}
+
+class Counter final : public Sink {
+ public:
+  void launch(Kernel, int64_t, const void*) override { ++count; }
+  int32_t count = 0;
+};
+
+}  // namespace
+
+void enumerate_launches(const PlanConfig& plan, const Launch& launch, Sink& sink) {
+  if (launch.batch == 0) return;
+  const Task task(plan, launch);
+  resolve_lengths(task, sink);
+  if (task.extent.max_q_tiles == 0) return;
+  // Without a key every row is empty, and attention looks at nothing but lengths.
+  if (task.extent.max_k_tiles > 0) {
+    take_statistics(task, sink);
+    quantize(task, sink);
+  }
+  attend(task, sink);
+}
+
+StaticInfo static_info(const PlanConfig& plan) {
+  Launch launch{};
+  launch.batch = plan.max_batch;
+  if (plan.batch_mode == SAGEATTN_BATCH_VARLEN) {
+    launch.total_qo = plan.max_total_qo;
+    launch.total_kv = plan.max_total_kv;
+  } else {
+    launch.qo_len = plan.max_qo_len;
+    launch.kv_len = plan.max_kv_len;
+  }
+  // Any address but null will do: nothing is launched.
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
+  launch.workspace = reinterpret_cast<void*>(uintptr_t{kWorkspaceAlignment});
+  launch.workspace_size = static_cast<size_t>(need_of(plan).preferred_bytes);
+  Counter counter;
+  enumerate_launches(plan, launch, counter);
+  const KernelUse attention = kernels_of(plan).back();
+  return {attention.shared_bytes, attention.threads, counter.count};
+}
+
+}  // namespace sageattn::cuda

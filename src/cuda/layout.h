@@ -1,0 +1,78 @@
+// How a launch's workspace is divided (what lies in each area: ptx/common/params.h). One walk both
+// sizes and carves it: with a null base it only counts.
+//
+// A workspace is sized for the extent of the plan's limits and carved for the extent of a launch,
+// which is nowhere larger, so a launch never reaches beyond what was promised.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ptx/common/params.h"
+#include "src/core/config.h"
+
+namespace sageattn::cuda {
+
+inline constexpr int32_t kWorkspaceAlignment = 256;
+
+// What is neither a quantized copy of a tensor nor a scale of one: means, biases and, with smooth_q,
+// the correction of scores (AttnParams::ds). The latter is made for as many query heads at a time
+// as there is room for: in the smallest workspace these areas take kSpareBytes in all, in the
+// preferred one up to kPreferredSpareBytes; more if a single head takes more.
+inline constexpr int64_t kSpareBytes = int64_t{64} << 20;
+inline constexpr int64_t kPreferredSpareBytes = int64_t{1} << 30;
+
+// Sizes that follow from a plan.
+struct Shape {
+  explicit Shape(const PlanConfig& plan);
+
+  bool exact;
+  bool grouped;         // V is scaled or smoothed per promotion group
+  int d_tile, dv_tile;  // channels in the workspace: 64, 128 or 256
+  int stats_tile;       // of partial statistics: the larger of the two
+  int qk_row_bytes;     // of Q and K codes
+  int v_row_bytes;      // V codes of one key
+  int q_groups;         // scales of a Q tile
+};
+
+// What one launch has, or, for the limits of a plan, what it can have at most.
+struct Extent {
+  int64_t batch;
+  int64_t q_tiles, k_tiles, v_groups;  // of all sequences, for one head: the pitch between heads
+  int64_t max_q_tiles, max_k_tiles, max_v_groups;  // of one sequence
+};
+
+Extent extent_of(const PlanConfig& plan);
+Extent extent_of(const PlanConfig& plan, const Launch& launch);
+
+struct Areas {
+  SequenceEntry* sequences;
+  unsigned char *q_codes, *k_codes, *v_codes;
+  float *q_scale, *k_scale, *v_scale;
+  float* v_mean;
+  float* k_mean;    // null: K is not smoothed
+  float* partial;   // statistics; shares the memory of k_codes and v_codes, which are written later
+  float* lse_bias;  // null: K is not smoothed
+  float* q_mean;    // null: Q is not smoothed
+  float* ds;        // null: Q is not smoothed
+};
+
+struct Need {
+  int64_t copies;                      // bytes of the quantized copies and their scales
+  int64_t min_bytes, preferred_bytes;  // of the workspace
+};
+
+// All -1 if the workspace would exceed 2^63 bytes.
+Need need_of(const PlanConfig& plan);
+
+// The areas of a launch, in a workspace of at least min_bytes. ds is last and takes what remains.
+Areas carve(const PlanConfig& plan, const Extent& extent, void* workspace);
+
+// Floats between the rows of ds, one for each query tile and head.
+int64_t ds_pitch(const PlanConfig& plan, const Extent& extent);
+
+// Query heads for which ds has room in a workspace of `bytes`: at least one in min_bytes, at most
+// all. All without smooth_q.
+int64_t ds_heads(const PlanConfig& plan, const Extent& extent, int64_t bytes);
+
+}  // namespace sageattn::cuda

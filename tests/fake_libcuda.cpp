@@ -1,0 +1,228 @@
+// A CUDA driver without a GPU: two devices whose kernels do nothing. It checks what it is called
+// with, so that launches can be tested anywhere. Built as libcuda.so.1; the environment variables
+// FAKE_CUDA_VERSION (e.g. 11040), FAKE_CUDA_CC (e.g. 89), FAKE_CUDA_DEVICES and FAKE_CUDA_MISSING
+// (a symbol) change what it pretends to be.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+using Result = int;
+
+int number(const char* variable, int otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::atoi(text) : otherwise;
+}
+
+// The contexts of the thread; the handles are small numbers.
+thread_local std::vector<void*> stack;
+void* handle(uintptr_t value) { return reinterpret_cast<void*>(value); }
+
+struct Counts {
+  int launches, modules, pushes, pops, attribute_queries, max_dynamic_shared;
+  unsigned last_grid, last_block, last_shared;
+  void* last_stream;
+} counts;
+
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  void* attributes;
+  unsigned num_attributes;
+};
+
+Result init(unsigned) { return number("FAKE_CUDA_DEVICES", 2) == 0 ? 100 : 0; }
+Result driver_version(int* version) {
+  *version = number("FAKE_CUDA_VERSION", 13000);
+  return 0;
+}
+Result error_name(Result error, const char** text) {
+  *text = error == 100   ? "CUDA_ERROR_NO_DEVICE"
+          : error == 400 ? "CUDA_ERROR_INVALID_HANDLE"
+                         : nullptr;
+  return *text != nullptr ? 0 : 1;
+}
+Result error_string(Result error, const char** text) {
+  *text = error == 400   ? "invalid resource handle"
+          : error == 100 ? "no CUDA-capable device is detected"
+                         : "something else";
+  return 0;
+}
+Result device_count(int* count) {
+  *count = number("FAKE_CUDA_DEVICES", 2);
+  return 0;
+}
+Result device_get(int* device, int ordinal) {
+  *device = ordinal;
+  return 0;
+}
+Result device_name(char* name, int size, int device) {
+  std::snprintf(name, static_cast<size_t>(size), "Fake GPU %d", device);
+  return 0;
+}
+Result device_attribute(int* value, int attribute, int) {
+  const int cc = number("FAKE_CUDA_CC", 90);
+  *value = attribute == 75   ? cc / 10
+           : attribute == 76 ? cc % 10
+           : attribute == 16 ? 132
+           : attribute == 97 ? 101376
+                             : 0;
+  return 0;
+}
+Result primary_retain(void** context, int device) {
+  *context = handle(0x1000 + static_cast<uintptr_t>(device));
+  return 0;
+}
+Result push(void* context) {
+  ++counts.pushes;
+  stack.push_back(context);
+  return 0;
+}
+Result pop(void** context) {
+  if (stack.empty()) return 201;
+  ++counts.pops;
+  *context = stack.back();
+  stack.pop_back();
+  return 0;
+}
+Result current(void** context) {
+  *context = stack.empty() ? nullptr : stack.back();
+  return 0;
+}
+Result module_load(void** module, const void* image) {
+  if (stack.empty()) return 201;
+  if (std::memcmp(image,
+                  "\x7f"
+                  "ELF",
+                  4) != 0) {
+    return 200;
+  }
+  *module = handle(0x2000 + static_cast<uintptr_t>(++counts.modules));
+  return 0;
+}
+Result module_function(void** function, void* module, const char*) {
+  *function = module;
+  return 0;
+}
+Result function_attribute(int* value, int attribute, void*) {
+  ++counts.attribute_queries;
+  *value = attribute == 0 ? 1024 : attribute == 4 ? 128 : 0;
+  return 0;
+}
+Result set_function_attribute(void*, int attribute, int value) {
+  if (attribute == 8) counts.max_dynamic_shared = value;
+  return 0;
+}
+Result launch(const LaunchConfig* config, void* function, void** parameters, void**) {
+  if (stack.empty()) return 201;
+  if (function == nullptr || parameters == nullptr || parameters[0] == nullptr) return 1;
+  if (config->grid[0] == 0 || config->block[0] == 0) return 1;
+  if (config->stream == handle(0xBAD)) return 400;
+  ++counts.launches;
+  counts.last_grid = config->grid[0];
+  counts.last_block = config->block[0];
+  counts.last_shared = config->shared;
+  counts.last_stream = config->stream;
+  return 0;
+}
+// Device memory is host memory, and streams are always done.
+Result allocate(unsigned long long* pointer, size_t bytes) {
+  *pointer = reinterpret_cast<uintptr_t>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
+  return *pointer != 0 ? 0 : 2;
+}
+Result release(unsigned long long pointer) {
+  std::free(reinterpret_cast<void*>(pointer));
+  return 0;
+}
+Result copy_in(unsigned long long to, const void* from, size_t bytes) {
+  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  return 0;
+}
+Result copy_out(void* to, unsigned long long from, size_t bytes) {
+  std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+  return 0;
+}
+Result fill(unsigned long long to, unsigned char value, size_t bytes) {
+  std::memset(reinterpret_cast<void*>(to), value, bytes);
+  return 0;
+}
+Result create(void** object, unsigned) {
+  *object = handle(0x3000);
+  return 0;
+}
+Result nothing(void*) { return 0; }
+Result elapsed(float* ms, void*, void*) {
+  *ms = 1;
+  return 0;
+}
+Result record(void*, void*) { return 0; }
+Result unused() { return 801; }
+
+struct Symbol {
+  const char* name;
+  void* address;
+};
+
+template <class F>
+Symbol symbol(const char* name, F* function) {
+  return {name, reinterpret_cast<void*>(function)};
+}
+
+}  // namespace
+
+extern "C" {
+
+__attribute__((visibility("default"))) Result cuGetProcAddress_v2(const char* name, void** address,
+                                                                  int version, uint64_t flags,
+                                                                  int* status) {
+  static const Symbol symbols[] = {symbol("cuInit", init),
+                                   symbol("cuDriverGetVersion", driver_version),
+                                   symbol("cuGetErrorName", error_name),
+                                   symbol("cuGetErrorString", error_string),
+                                   symbol("cuDeviceGetCount", device_count),
+                                   symbol("cuDeviceGet", device_get),
+                                   symbol("cuDeviceGetName", device_name),
+                                   symbol("cuDeviceGetAttribute", device_attribute),
+                                   symbol("cuDevicePrimaryCtxRetain", primary_retain),
+                                   symbol("cuCtxPushCurrent", push),
+                                   symbol("cuCtxPopCurrent", pop),
+                                   symbol("cuCtxGetCurrent", current),
+                                   symbol("cuModuleLoadData", module_load),
+                                   symbol("cuModuleGetFunction", module_function),
+                                   symbol("cuFuncGetAttribute", function_attribute),
+                                   symbol("cuFuncSetAttribute", set_function_attribute),
+                                   symbol("cuLaunchKernelEx", launch),
+                                   symbol("cuMemAlloc", allocate),
+                                   symbol("cuMemFree", release),
+                                   symbol("cuMemcpyHtoD", copy_in),
+                                   symbol("cuMemcpyDtoH", copy_out),
+                                   symbol("cuMemsetD8", fill),
+                                   symbol("cuStreamCreate", create),
+                                   symbol("cuStreamDestroy", nothing),
+                                   symbol("cuStreamSynchronize", nothing),
+                                   symbol("cuEventCreate", create),
+                                   symbol("cuEventDestroy", nothing),
+                                   symbol("cuEventSynchronize", nothing),
+                                   symbol("cuEventRecord", record),
+                                   symbol("cuEventElapsedTime", elapsed)};
+  *address = nullptr;
+  *status = 1;
+  if (version < 2000 || flags != 1) return 1;
+  const char* missing = std::getenv("FAKE_CUDA_MISSING");
+  if (missing != nullptr && std::strcmp(missing, name) == 0) return 0;
+  *address = reinterpret_cast<void*>(unused);
+  for (const Symbol& s : symbols) {
+    if (std::strcmp(s.name, name) == 0) *address = s.address;
+  }
+  *status = 0;
+  return 0;
+}
+
+// For tests, through dlsym.
+__attribute__((visibility("default"))) void fake_cuda_counts(void* to) {
+  std::memcpy(to, &counts, sizeof counts);
+}
+}

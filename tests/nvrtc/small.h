@@ -1,0 +1,3 @@
+#pragma once
+
+__device__ __forceinline__ float scaled(float x) { return x * SCALE + OFFSET; }

@@ -1,0 +1,185 @@
+// The CUDA backend on a driver that pretends (fake_libcuda.cpp): loading, devices, modules, contexts
+// and launches, without a GPU. The build puts the fake's folder into LD_LIBRARY_PATH.
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "include/sageattn.h"
+#include "src/core/error.h"
+#include "src/cuda/backend.h"
+#include "src/cuda/device.h"
+#include "src/cuda/driver.h"
+#include "src/cuda/module.h"
+#include "tests/catch.h"
+
+using namespace sageattn;
+
+namespace {
+
+struct Counts {
+  int launches, modules, pushes, pops, attribute_queries, max_dynamic_shared;
+  unsigned last_grid, last_block, last_shared;
+  void* last_stream;
+};
+
+Counts counts() {
+  void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  REQUIRE(library != nullptr);
+  const auto read = reinterpret_cast<void (*)(void*)>(dlsym(library, "fake_cuda_counts"));
+  dlclose(library);
+  REQUIRE(read != nullptr);  // else this is a real driver
+  Counts result{};
+  read(&result);
+  return result;
+}
+
+// A variable that the fake reads, for a scope.
+class Setting {
+ public:
+  Setting(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~Setting() { unsetenv(name_); }
+
+ private:
+  const char* name_;
+};
+
+Error error_of(const auto& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error;
+  }
+  return {};
+}
+
+bool contains(const Error& error, const char* text) {
+  return std::string(error.message).find(text) != std::string::npos;
+}
+
+const std::vector<unsigned char> kCubin = {0x7f, 'E', 'L', 'F', 1};
+
+}  // namespace
+
+TEST_CASE("Driver: missing, too old, incomplete, without devices") {
+  Error error = error_of([] { cuda::load_driver("libno-such-cuda.so.1"); });
+  CHECK(error.status == SAGEATTN_E_NO_DEVICE);
+  CHECK(contains(error, "libno-such-cuda.so.1"));
+
+  // A library, but no driver.
+  error = error_of([] { cuda::load_driver("libm.so.6"); });
+  CHECK(error.status == SAGEATTN_E_NO_DEVICE);
+  CHECK(contains(error, "cuDriverGetVersion"));
+  {
+    const Setting old("FAKE_CUDA_VERSION", "11040");
+    error = error_of([] { cuda::load_driver("libcuda.so.1"); });
+    CHECK(error.status == SAGEATTN_E_DRIVER_TOO_OLD);
+    CHECK(contains(error, "CUDA 11.4"));
+    CHECK(contains(error, "CUDA 11.8 or newer"));
+  }
+  {
+    const Setting missing("FAKE_CUDA_MISSING", "cuLaunchKernelEx");
+    error = error_of([] { cuda::load_driver("libcuda.so.1"); });
+    CHECK(error.status == SAGEATTN_E_DRIVER_TOO_OLD);
+    CHECK(contains(error, "cuLaunchKernelEx"));
+  }
+  {
+    const Setting optional("FAKE_CUDA_MISSING", "cuGraphLaunch");
+    CHECK(cuda::load_driver("libcuda.so.1").GraphLaunch == nullptr);
+  }
+  {
+    const Setting none("FAKE_CUDA_DEVICES", "0");
+    error = error_of([] { cuda::load_driver("libcuda.so.1"); });
+    CHECK(error.status == SAGEATTN_E_NO_DEVICE);
+    CHECK(contains(error, "CUDA_ERROR_NO_DEVICE"));
+  }
+  CHECK(cuda::load_driver("libcuda.so.1").version == 13000);
+}
+
+TEST_CASE("Driver: a failed call names itself and quotes the driver") {
+  const cuda::Driver& api = cuda::driver();
+  CHECK_NOTHROW(cuda::check(api, cuda::kSuccess, "cuInit"));
+  const Error error = error_of([&] { cuda::check(api, 400, "cuLaunchKernelEx(%s)", "stats"); });
+  CHECK(error.status == SAGEATTN_E_CUDA);
+  CHECK(std::string(error.message) ==
+        "cuLaunchKernelEx(stats): CUDA_ERROR_INVALID_HANDLE (400): invalid resource handle");
+  CHECK(error_of([&] { cuda::check(api, 2, "cuMemAlloc"); }).status == SAGEATTN_E_OUT_OF_MEMORY);
+}
+
+TEST_CASE("Devices: what is there, and what is not") {
+  const cuda::DeviceInfo& device = cuda::open_device(1);
+  CHECK(&device == &cuda::open_device(1));
+  CHECK(std::string(device.name) == "Fake GPU 1");
+  CHECK(device.choice.arch == 90);
+  CHECK(device.multiprocessors == 132);
+  const Error error = error_of([] { cuda::open_device(2); });
+  CHECK(error.status == SAGEATTN_E_NO_DEVICE);
+  CHECK(contains(error, "device = 2: must be 0..1"));
+
+  // A target that the device does not run can be compiled for, not executed on.
+  const cuda::Target target = cuda::find_target(0, 89);
+  CHECK(target.device == nullptr);
+  CHECK(target.no_device.status == SAGEATTN_E_UNSUPPORTED);
+  CHECK(cuda::describe(target).find("sm_89") != std::string::npos);
+  CHECK(cuda::find_target(0, 0).device != nullptr);
+}
+
+TEST_CASE("Contexts: the caller's own is current again afterwards, also after an error") {
+  const cuda::Driver& api = cuda::driver();
+  const auto own = reinterpret_cast<cuda::Context>(uintptr_t{0x77});
+  api.CtxPushCurrent(own);
+  const auto current = [&] {
+    cuda::Context context = nullptr;
+    api.CtxGetCurrent(&context);
+    return context;
+  };
+  {
+    const cuda::CurrentContext scope(api, cuda::open_device(0));
+    CHECK(current() == cuda::open_device(0).context);
+  }
+  CHECK(current() == own);
+  error_of([&] {
+    const cuda::CurrentContext scope(api, cuda::open_device(0));
+    fail(SAGEATTN_E_CUDA, "anything");
+  });
+  CHECK(current() == own);
+  cuda::Context popped;
+  api.CtxPopCurrent(&popped);
+}
+
+TEST_CASE("Modules: loaded once for a device and the same bytes, forced, within limits") {
+  const cuda::Driver& api = cuda::driver();
+  const cuda::DeviceInfo& device = cuda::open_device(0);
+  const cuda::CurrentContext scope(api, device);
+  const Counts before = counts();
+  const auto load = [&](const cuda::DeviceInfo& on, const char* entry, int shared) {
+    return cuda::load_kernel(api, on, kCubin, entry, 128, shared).function;
+  };
+  std::vector<std::thread> threads;
+  std::vector<cuda::Function> functions(8);
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&, i] {
+      const cuda::CurrentContext own_scope(api, device);
+      functions[static_cast<size_t>(i)] = load(device, "sageattn_a", 60000);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const cuda::Function function : functions) CHECK(function == functions[0]);
+  CHECK(counts().modules == before.modules + 1);
+  CHECK(counts().attribute_queries > before.attribute_queries);
+  CHECK(counts().max_dynamic_shared == 60000);
+  CHECK(load(cuda::open_device(1), "sageattn_a", 0) != functions[0]);
+  CHECK(load(device, "sageattn_a", 1000) == functions[0]);
+  CHECK(counts().max_dynamic_shared == 60000);  // never lowered: another plan may rely on it
+
+  const Error error = error_of([&] { load(device, "sageattn_a", 200000); });
+  CHECK(error.status == SAGEATTN_E_UNSUPPORTED);
+  CHECK(contains(error, "200000"));
+  const std::vector<unsigned char> garbage(16);
+  CHECK(error_of([&] { cuda::load_kernel(api, device, garbage, "x", 128, 0); }).status ==
+        SAGEATTN_E_DRIVER_TOO_OLD);
+}

@@ -1,0 +1,363 @@
+// How the CUDA backend divides a workspace, which plans it takes, and what it launches. No GPU: all
+// of it is arithmetic on the host.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "include/sageattn.h"
+#include "src/core/error.h"
+#include "src/core/select.h"
+#include "src/core/validate.h"
+#include "src/cuda/backend.h"
+#include "tests/catch.h"
+
+using namespace sageattn;
+
+namespace {
+
+struct Case {
+  const char* name;
+  int32_t preset, arch;
+  int32_t head_dim, head_dim_v, qo_heads, kv_heads, batch, qo_len, kv_len;
+  bool varlen;
+};
+
+const Case kCases[] = {
+    {"small", SAGEATTN_PRESET_SAGE2_8B, 89, 64, 64, 2, 1, 1, 1, 1, false},
+    {"plain", SAGEATTN_PRESET_SAGE2_8B, 89, 128, 128, 32, 32, 4, 4096, 4096, false},
+    {"hopper", SAGEATTN_PRESET_AUTO, 90, 128, 128, 32, 8, 2, 1000, 3000, false},
+    {"sage1", SAGEATTN_PRESET_SAGE1, 80, 80, 80, 12, 4, 3, 77, 1500, false},
+    {"4b", SAGEATTN_PRESET_SAGE2_4B, 89, 128, 128, 32, 32, 4, 4096, 4096, false},
+    {"4b long", SAGEATTN_PRESET_SAGE2_4B, 89, 128, 128, 32, 32, 1, 32768, 32768, false},
+    {"pp", SAGEATTN_PRESET_SAGE2PP, 120, 40, 100, 6, 3, 2, 300, 200, false},
+    {"wide", SAGEATTN_PRESET_SAGE1, 86, 192, 128, 16, 16, 2, 500, 500, false},
+    {"wide v", SAGEATTN_PRESET_SAGE1, 86, 64, 256, 16, 2, 2, 500, 500, false},
+    {"exact", SAGEATTN_PRESET_EXACT, 90, 128, 128, 8, 8, 2, 600, 700, false},
+    {"packed", SAGEATTN_PRESET_SAGE2_8B, 89, 128, 128, 8, 4, 50, 2000, 3000, true},
+    {"packed 4b", SAGEATTN_PRESET_SAGE2_4B, 89, 64, 64, 8, 4, 7, 300, 300, true},
+};
+
+sageattn_attn_desc desc_of(const Case& c) {
+  sageattn_attn_desc desc = preset_desc(c.preset);
+  desc.q_dtype = SAGEATTN_BF16;
+  desc.head_dim = c.head_dim;
+  desc.head_dim_v = c.head_dim_v;
+  desc.num_qo_heads = c.qo_heads;
+  desc.num_kv_heads = c.kv_heads;
+  desc.max_batch = c.batch;
+  desc.max_qo_len = c.qo_len;
+  desc.max_kv_len = c.kv_len;
+  if (c.varlen) {
+    desc.batch_mode = SAGEATTN_BATCH_VARLEN;
+    desc.max_total_qo = int64_t{c.batch} * c.qo_len / 3;
+    desc.max_total_kv = int64_t{c.batch} * c.kv_len / 2;
+  }
+  return desc;
+}
+
+PlanConfig plan_of(const Case& c) {
+  return check_attn_desc(desc_of(c), SAGEATTN_BACKEND_CUDA, c.arch);
+}
+
+Launch launch_of(const PlanConfig& plan, int64_t workspace_size) {
+  Launch launch{};
+  launch.batch = plan.max_batch;
+  if (plan.batch_mode == SAGEATTN_BATCH_VARLEN) {
+    launch.total_qo = plan.max_total_qo;
+    launch.total_kv = plan.max_total_kv;
+  } else {
+    launch.qo_len = plan.max_qo_len;
+    launch.kv_len = plan.max_kv_len;
+  }
+  launch.workspace = reinterpret_cast<void*>(uintptr_t{1} << 40);  // looked at by nobody
+  launch.workspace_size = static_cast<size_t>(workspace_size);
+  return launch;
+}
+
+// Start and size of each area, in bytes, as the kernels use it.
+std::vector<std::pair<const void*, int64_t>> pieces(const PlanConfig& plan, const cuda::Extent& e,
+                                                    const cuda::Areas& a) {
+  const cuda::Shape s(plan);
+  const int64_t q_tiles = e.q_tiles * plan.num_qo_heads, k_tiles = e.k_tiles * plan.num_kv_heads;
+  const int64_t v_rows = e.v_groups * plan.num_kv_heads;
+  return {{a.sequences, e.batch * int64_t{sizeof(SequenceEntry)}},
+          {a.q_codes, q_tiles * plan.tile.b_q * s.qk_row_bytes},
+          {a.k_codes, k_tiles * plan.tile.b_k * s.qk_row_bytes},
+          {a.v_codes, k_tiles * plan.tile.b_k * s.v_row_bytes},
+          {a.q_scale, q_tiles * 32 * 4},
+          {a.k_scale, k_tiles * 4 * 4},
+          {a.v_scale, v_rows * s.dv_tile * 4 * (s.grouped ? 1 : 2)},
+          {a.v_mean, v_rows * s.dv_tile * 4},
+          {a.k_mean, e.batch * plan.num_kv_heads * s.d_tile * 4},
+          {a.lse_bias, q_tiles * plan.tile.b_q * 4},
+          {a.q_mean, q_tiles * s.d_tile * 4}};
+}
+
+struct Recorder final : cuda::Sink {
+  struct Entry {
+    cuda::Kernel kernel;
+    int64_t blocks;
+    AttnParams attention;
+    CorrectionParams correction;
+  };
+  void launch(cuda::Kernel kernel, int64_t blocks, const void* params) override {
+    Entry entry{kernel, blocks, {}, {}};
+    if (kernel == cuda::Kernel::kAttention) {
+      std::memcpy(&entry.attention, params, sizeof entry.attention);
+    }
+    if (kernel == cuda::Kernel::kCorrection) {
+      std::memcpy(&entry.correction, params, sizeof entry.correction);
+    }
+    entries.push_back(entry);
+  }
+  std::vector<Entry> entries;
+};
+
+int32_t status_of(const sageattn_attn_desc& desc, int32_t arch, std::string* message = nullptr) {
+  try {
+    cuda::check_supported(check_attn_desc(desc, SAGEATTN_BACKEND_CUDA, arch));
+  } catch (const Error& error) {
+    if (message != nullptr) *message = error.message;
+    return error.status;
+  }
+  return SAGEATTN_OK;
+}
+
+}  // namespace
+
+TEST_CASE("CUDA workspace: areas lie apart, aligned, within the size asked for") {
+  for (const Case& c : kCases) {
+    INFO(c.name);
+    const PlanConfig plan = plan_of(c);
+    const cuda::Need need = cuda::need_of(plan);
+    REQUIRE(need.min_bytes > 0);
+    CHECK(need.preferred_bytes >= need.min_bytes);
+
+    // Of the largest launch, and of smaller ones: they must not need more.
+    for (const int divisor : {1, 2, 7}) {
+      Launch launch = launch_of(plan, need.min_bytes);
+      launch.batch = std::max(1, launch.batch / divisor);
+      launch.qo_len /= divisor;
+      launch.kv_len /= divisor;
+      launch.total_qo /= divisor;
+      launch.total_kv /= divisor;
+      const cuda::Extent e = cuda::extent_of(plan, launch);
+      const cuda::Areas areas = cuda::carve(plan, e, launch.workspace);
+      auto list = pieces(plan, e, areas);
+      const int64_t ds_head = cuda::ds_pitch(plan, e) * e.q_tiles * 4;
+      const int64_t heads = cuda::ds_heads(plan, e, need.min_bytes);
+      CHECK(heads >= 1);
+      CHECK(heads <= plan.num_qo_heads);
+      if (areas.ds != nullptr) list.emplace_back(areas.ds, ds_head * heads);
+
+      std::erase_if(list, [](const auto& p) { return p.first == nullptr; });
+      std::sort(list.begin(), list.end());
+      const auto base = reinterpret_cast<uintptr_t>(launch.workspace);
+      uintptr_t end = base;
+      for (const auto& [start, size] : list) {
+        const auto at = reinterpret_cast<uintptr_t>(start);
+        CHECK(at >= end);
+        CHECK(at % cuda::kWorkspaceAlignment == 0);
+        end = at + static_cast<uintptr_t>(size);
+      }
+      CHECK(end <= base + static_cast<uintptr_t>(need.min_bytes));
+      // Statistics are gone before the codes in their place are written.
+      if (areas.partial != nullptr && areas.v_codes != nullptr) {
+        const int64_t codes = reinterpret_cast<const char*>(areas.v_codes) -
+                              reinterpret_cast<const char*>(areas.partial) +
+                              e.k_tiles * plan.num_kv_heads * 64 * cuda::Shape(plan).v_row_bytes;
+        CHECK(e.k_tiles * plan.num_kv_heads * 4 * cuda::Shape(plan).stats_tile * 4 <= codes);
+      }
+    }
+  }
+}
+
+TEST_CASE("CUDA workspace: at most the quantized copies, their scales and 64 MB") {
+  for (const Case& c : kCases) {
+    INFO(c.name);
+    const PlanConfig plan = plan_of(c);
+    const cuda::Need need = cuda::need_of(plan);
+    const cuda::Extent e = cuda::extent_of(plan);
+    const cuda::Shape s(plan);
+    // Whole tiles of every sequence, and the scales of their groups.
+    const int64_t q_rows = e.q_tiles * plan.num_qo_heads * plan.tile.b_q;
+    const int64_t k_rows = e.k_tiles * plan.num_kv_heads * plan.tile.b_k;
+    int64_t copies = q_rows * s.qk_row_bytes + k_rows * (s.qk_row_bytes + s.v_row_bytes);
+    if (!s.exact) {
+      copies += q_rows / plan.tile.b_q * 32 * 4 + k_rows / plan.tile.b_k * 4 * 4 +
+                e.v_groups * plan.num_kv_heads * s.dv_tile * 4 * (s.grouped ? 1 : 2);
+    }
+    CHECK(need.copies >= copies);
+    CHECK(need.copies <= copies + 6 * cuda::kWorkspaceAlignment);
+    CHECK(need.min_bytes <= copies + cuda::kSpareBytes + 16 * cuda::kWorkspaceAlignment);
+    CHECK(need.preferred_bytes <= copies + cuda::kPreferredSpareBytes + (1 << 20));
+  }
+}
+
+TEST_CASE("CUDA workspace: limits whose product overflows are refused, not wrapped") {
+  Case c = kCases[4];
+  c.batch = 1 << 24;
+  c.qo_heads = c.kv_heads = 65536;
+  c.qo_len = c.kv_len = 1 << 30;
+  const cuda::Need need = cuda::need_of(plan_of(c));
+  CHECK(need.min_bytes == -1);
+  CHECK(need.preferred_bytes == -1);
+}
+
+TEST_CASE("CUDA launches: each head once, in chunks that fit") {
+  for (const Case& c : kCases) {
+    INFO(c.name);
+    const PlanConfig plan = plan_of(c);
+    const cuda::Need need = cuda::need_of(plan);
+    for (const int64_t bytes : {need.min_bytes, need.preferred_bytes}) {
+      const Launch launch = launch_of(plan, bytes);
+      Recorder recorder;
+      cuda::enumerate_launches(plan, launch, recorder);
+      const cuda::Extent e = cuda::extent_of(plan, launch);
+      int next_head = 0;
+      int64_t blocks = 0;
+      const CorrectionParams* correction = nullptr;
+      for (const Recorder::Entry& entry : recorder.entries) {
+        CHECK(entry.blocks > 0);
+        if (entry.kernel == cuda::Kernel::kCorrection) correction = &entry.correction;
+        if (entry.kernel != cuda::Kernel::kAttention) continue;
+        CHECK(entry.attention.first_head == next_head);
+        if (plan.smooth_q == SAGEATTN_SMOOTH_ON) {
+          REQUIRE(correction != nullptr);
+          CHECK(correction->first_head == entry.attention.first_head);
+          CHECK(correction->head_count == entry.attention.head_count);
+          CHECK(correction->ds == entry.attention.ds);
+          CHECK(correction->ds_pitch == entry.attention.ds_pitch);
+        }
+        next_head += entry.attention.head_count;
+        blocks += entry.blocks;
+      }
+      CHECK(next_head == plan.num_qo_heads);
+      CHECK(blocks == e.batch * e.max_q_tiles * plan.num_qo_heads);
+      if (bytes == need.preferred_bytes) {
+        CHECK(cuda::static_info(plan).launches == static_cast<int>(recorder.entries.size()));
+      }
+    }
+  }
+}
+
+TEST_CASE("CUDA launches: empty batches, no queries, no keys") {
+  const PlanConfig plan = plan_of(kCases[1]);
+  const auto kernels = [&](int32_t batch, int32_t qo_len, int32_t kv_len, bool status) {
+    Launch launch = launch_of(plan, cuda::need_of(plan).min_bytes);
+    launch.batch = batch;
+    launch.qo_len = qo_len;
+    launch.kv_len = kv_len;
+    static int32_t word;
+    launch.status = status ? &word : nullptr;
+    Recorder recorder;
+    cuda::enumerate_launches(plan, launch, recorder);
+    std::vector<cuda::Kernel> list;
+    for (const Recorder::Entry& entry : recorder.entries) list.push_back(entry.kernel);
+    return list;
+  };
+  using cuda::Kernel;
+  CHECK(kernels(0, 10, 10, true).empty());
+  CHECK(kernels(1, 0, 10, false).empty());
+  CHECK(kernels(1, 0, 10, true) == std::vector{Kernel::kSequences});
+  CHECK(kernels(1, 10, 0, false) == std::vector{Kernel::kAttention});
+  CHECK(kernels(1, 10, 10, true).front() == Kernel::kSequences);
+}
+
+TEST_CASE("CUDA backend: what it takes, and what it says of the rest") {
+  const Case c = kCases[1];
+  for (const int32_t preset :
+       {SAGEATTN_PRESET_AUTO, SAGEATTN_PRESET_SAGE1, SAGEATTN_PRESET_EXACT}) {
+    for (const int32_t arch : {80, 86, 89, 90, 120}) {
+      for (const int32_t dim : {1, 64, 80, 128, 129, 256}) {
+        Case here = c;
+        here.preset = preset;
+        here.head_dim = here.head_dim_v = dim;
+        CAPTURE(preset, arch, dim);
+        CHECK(status_of(desc_of(here), arch) == SAGEATTN_OK);
+      }
+    }
+  }
+  for (const int32_t preset :
+       {SAGEATTN_PRESET_SAGE2_8B, SAGEATTN_PRESET_SAGE2_4B, SAGEATTN_PRESET_SAGE2PP}) {
+    for (const int32_t arch : {89, 90, 120}) {
+      Case here = c;
+      here.preset = preset;
+      CAPTURE(preset, arch);
+      CHECK(status_of(desc_of(here), arch) == SAGEATTN_OK);
+    }
+  }
+
+  using Change = void (*)(sageattn_attn_desc&);
+  const std::pair<const char*, Change> refused[] = {
+      {"kernel = 2", [](auto& d) { d.kernel = SAGEATTN_KERNEL_WGMMA; }},
+      {"qk_format = 4", [](auto& d) { d.qk_format = SAGEATTN_QK_E4M3; }},
+      {"qk_granularity = 4", [](auto& d) { d.qk_granularity = SAGEATTN_GRANULARITY_PER_TOKEN; }},
+      {"qk_granularity = 5", [](auto& d) { d.qk_granularity = SAGEATTN_GRANULARITY_PER_TENSOR; }},
+      {"rotation = 2", [](auto& d) { d.rotation = SAGEATTN_ROTATION_SMOOTHATTN; }},
+      {"pv_format = 4", [](auto& d) { d.pv_format = SAGEATTN_PV_E5M2; }},
+      {"pv_format = 5", [](auto& d) { d.pv_format = SAGEATTN_PV_I8; }},
+      {"pv_accum = 3", [](auto& d) { d.pv_accum = SAGEATTN_PV_ACCUM_F32; }},
+      {"pv_accum = 4",
+       [](auto& d) {
+         d.pv_accum = SAGEATTN_PV_ACCUM_SINGLE_LEVEL;
+         d.smooth_v = SAGEATTN_SMOOTH_V_OFF;
+       }},
+      {"v_scale = 1", [](auto& d) { d.v_scale = SAGEATTN_V_SCALE_CHANNEL; }},
+      {"promotion_interval = 512", [](auto& d) { d.promotion_interval = 512; }},
+      {"head_dim = 192", [](auto& d) { d.head_dim = 192; }},
+      {"pv_model = 2", [](auto& d) { d.pv_model = SAGEATTN_PV_MODEL_HMMA; }},
+      {"q_dtype = 3", [](auto& d) {
+         d = desc_of(kCases[9]);
+         d.q_dtype = SAGEATTN_F32;
+       }}};
+  for (const auto& [field, change] : refused) {
+    INFO(field);
+    sageattn_attn_desc desc = desc_of(c);
+    change(desc);
+    std::string message;
+    CHECK(status_of(desc, 90, &message) == SAGEATTN_E_UNSUPPORTED);
+    INFO(message);
+    CHECK(message.rfind(field, 0) == 0);
+    CHECK(message.find("use ") + message.find("leave ") + 1 > 0);
+  }
+}
+
+TEST_CASE("CUDA kernels: every request of a supported plan is in kernels.def") {
+  for (const Case& c : kCases) {
+    const PlanConfig plan = plan_of(c);
+    for (const cuda::KernelUse& use : cuda::kernels_of(plan)) {
+      INFO(c.name << ": " << use.name);
+      CHECK_NOTHROW(
+          jit::resolve_macros(jit::find_kernel(jit::kernel_list(), use.name), use.macros));
+      CHECK(use.shared_bytes <= 101376);  // what sm_86, sm_89 and sm_120 have
+      CHECK(use.threads % 32 == 0);
+    }
+  }
+}
+
+TEST_CASE("CUDA archs: the features of a capability, and the cubins that it runs") {
+  const auto arch = [](int32_t capability) {
+    const cuda::ArchChoice choice = cuda::choose_arch(capability);
+    if (choice.arch != 0) CHECK(cuda::runs_on(choice.binary, capability));
+    return std::pair(choice.arch, choice.known);
+  };
+  CHECK(arch(75) == std::pair(0, false));
+  CHECK(arch(80) == std::pair(80, true));
+  CHECK(arch(86) == std::pair(86, true));
+  CHECK(arch(87) == std::pair(86, true));
+  CHECK(arch(89) == std::pair(89, true));
+  CHECK(arch(90) == std::pair(90, true));
+  CHECK(arch(100) == std::pair(90, false));
+  CHECK(arch(103) == std::pair(90, false));
+  CHECK(arch(120) == std::pair(120, true));
+  CHECK(arch(121) == std::pair(120, true));
+  CHECK(arch(130) == std::pair(120, false));
+  CHECK_FALSE(cuda::runs_on(80, 90));
+  CHECK(cuda::runs_on(86, 89));
+  CHECK_FALSE(cuda::runs_on(89, 86));
+}
