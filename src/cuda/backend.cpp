@@ -91,9 +91,10 @@ Program::Program(const PlanConfig& plan, const Target& target, jit::KernelStore&
     if (target.device != nullptr) {
       const Driver& api = driver();
       const CurrentContext current(api, *target.device);
-      kernel.function = load_kernel(api, *target.device, image->code->cubin, image->entry.c_str(),
-                                    use.threads, use.shared_bytes)
-                            .function;
+      const LoadedKernel loaded = load_kernel(api, *target.device, image->code->cubin,
+                                              image->entry.c_str(), use.threads, use.shared_bytes);
+      kernel.function = loaded.function;
+      if (use.kernel == Kernel::kAttention) registers_ = loaded.registers;  // the log may lack them
     }
   }
 }

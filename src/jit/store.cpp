@@ -197,7 +197,11 @@ KernelImage KernelStore::compile(const Wanted& wanted) {
     fail(SAGEATTN_E_COMPILE, "kernel %s: %s (%s, build %s) is known to compile wrongly: %s", name,
          compiler.c_str(), nvrtc.path().c_str(), done.build.c_str(), bad->why);
   }
-  if (!resources.found) {
+  // Where a driver is installed NVRTC may answer from its own cache, without a word of ptxas: then
+  // only the cubin can tell whether the function is there.
+  const std::string section = std::string(".text.") + wanted.kernel->entry;
+  if (!resources.found && std::search(code.cubin.begin(), code.cubin.end(), section.begin(),
+                                      section.end()) == code.cubin.end()) {
     fail(SAGEATTN_E_COMPILE, "kernel %s: %s has no function %s", name, wanted.kernel->source,
          wanted.kernel->entry);
   }
