@@ -79,10 +79,6 @@ __device__ __forceinline__ float ordered_sum(const float* column, int pitch, int
   return total;
 }
 
-__device__ __forceinline__ float round_product(float x, i32 bf16) {
-  return bf16 ? bf16_lo(pack_bf16x2(x, 0.0f)) : f16_lo(pack_f16x2(x, 0.0f));
-}
-
 // The channels of head_dim, padded with zeros to a power of two, rotated by a normalised Hadamard
 // matrix with random signs. A warp a row.
 __device__ __forceinline__ void hadamard(float* row, int n) {

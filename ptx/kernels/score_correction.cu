@@ -14,10 +14,6 @@ constexpr int kRuns = kQuantizeThreads / kBk;  // threads that share a key
 constexpr int kTiles = 8;                      // tiles of queries a thread
 constexpr int kPitch = D_QK + 1;
 
-__device__ __forceinline__ float round_product(float x, i32 bf16) {
-  return bf16 ? bf16_lo(pack_bf16x2(x, 0.0f)) : f16_lo(pack_f16x2(x, 0.0f));
-}
-
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kQuantizeThreads)

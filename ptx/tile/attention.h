@@ -307,7 +307,7 @@ __device__ __forceinline__ Exponents<kMt> raise_maxima(const int (&s)[kMt][kKeyF
 // ---- End of a tile of queries ----
 
 __device__ __forceinline__ void store_out(const View& out, i64 at, float x) {
-  if (out.dtype == static_cast<i32>(3)) {
+  if (out.dtype == 3) {
     static_cast<float*>(out.data)[at] = x;
   } else {
     const unsigned code = out.dtype == 1 ? pack_f16x2(x, 0.0f) : pack_bf16x2(x, 0.0f);

@@ -48,6 +48,11 @@ __device__ __forceinline__ void load_channels(const View& v, i64 at, int first,
   }
 }
 
+// x rounded to the type of the 16-bit products of dS.
+__device__ __forceinline__ float round_product(float x, i32 bf16) {
+  return bf16 ? bf16_lo(pack_bf16x2(x, 0.0f)) : f16_lo(pack_f16x2(x, 0.0f));
+}
+
 // NaN if either is NaN.
 __device__ __forceinline__ float min_nan(float a, float b) { return a < b || a != a ? a : b; }
 __device__ __forceinline__ float max_nan(float a, float b) { return a > b || a != a ? a : b; }
