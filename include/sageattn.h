@@ -227,8 +227,8 @@ enum {
 
 /* What the row sum that normalises the output adds up. */
 enum {
-  SAGEATTN_ROW_SUM_AUTO = 0,     /* ROUNDED_P with FP8 formats, else P */
-  SAGEATTN_ROW_SUM_P = 1,        /* probabilities before they are rounded to pv_format */
+  SAGEATTN_ROW_SUM_AUTO = 0,     /* ROUNDED_P */
+  SAGEATTN_ROW_SUM_P = 1,        /* probabilities before they are rounded to pv_format; CPU */
   SAGEATTN_ROW_SUM_ROUNDED_P = 2 /* the rounded probabilities that multiply V */
 };
 

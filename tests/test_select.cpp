@@ -87,7 +87,7 @@ TEST_CASE("presets over archs and head dimensions") {
           (row.smooth_v == kGroup ? SAGEATTN_V_SCALE_GROUP : SAGEATTN_V_SCALE_CHANNEL));
     CHECK(plan.smooth_q == (row.smooth_q ? SAGEATTN_SMOOTH_ON : SAGEATTN_SMOOTH_OFF));
     CHECK(plan.smooth_k == SAGEATTN_SMOOTH_ON);
-    CHECK(plan.row_sum == (row.pv == kE4M3 ? SAGEATTN_ROW_SUM_ROUNDED_P : SAGEATTN_ROW_SUM_P));
+    CHECK(plan.row_sum == SAGEATTN_ROW_SUM_ROUNDED_P);
     CHECK(plan.qk_granularity == (row.preset == SAGEATTN_PRESET_SAGE1
                                       ? SAGEATTN_GRANULARITY_PER_BLOCK
                                       : SAGEATTN_GRANULARITY_PER_THREAD));

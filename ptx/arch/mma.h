@@ -6,24 +6,27 @@
 
 namespace sageattn {
 
-// mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32: d[4], a[4], b[2]; sm_80.
+// mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32: d[4], a[4], b[2], c[4] (may be d); sm_80.
 __device__ __forceinline__ void mma_s8(int (&d)[4], const unsigned (&a)[4], unsigned b0,
-                                       unsigned b1) {
+                                       unsigned b1, const int (&c)[4]) {
   asm volatile(
       "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+      "{%10,%11,%12,%13};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]),
+        "r"(c[2]), "r"(c[3]));
 }
 
-// mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32: d[4], a[4], b[2], eight codes a register; sm_80.
+// mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32: d[4], a[4], b[2], eight codes a register, c[4]
+// (may be d); sm_80.
 __device__ __forceinline__ void mma_s4(int (&d)[4], const unsigned (&a)[4], unsigned b0,
-                                       unsigned b1) {
+                                       unsigned b1, const int (&c)[4]) {
   asm volatile(
       "mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+      "{%10,%11,%12,%13};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]),
+        "r"(c[2]), "r"(c[3]));
 }
 
 // mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32: d[4], a[4], b[2]; sm_80.

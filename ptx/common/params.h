@@ -150,7 +150,6 @@ struct AttnParams {
   float score_scale;           // sm_scale log2(e)
   i32 v_grouped;               // V's scales and means are those of each tile of 64 keys
   i32 v_smooth;                // V's mean is added back
-  i32 row_sum_rounded;
 };
 
 }  // namespace sageattn

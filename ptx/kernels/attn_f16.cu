@@ -26,15 +26,6 @@ struct Shared {  // byte offsets
   static constexpr int v = k + kStages * kKBytes;
 };
 
-__device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0,
-                                    unsigned b1) {
-  if constexpr (BF16) {
-    mma_bf16(d, a, b0, b1);
-  } else {
-    mma_f16(d, a, b0, b1);
-  }
-}
-
 // S = Q K^T for one tile.
 __device__ __forceinline__ void scores(unsigned q, unsigned k, float (&s)[kMt][kKeyFragments][4]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -52,8 +43,8 @@ __device__ __forceinline__ void scores(unsigned q, unsigned k, float (&s)[kMt][k
       ldmatrix_x4(b, (b0 ^ (step * 32)) + n * 8 * kRowBytes);
 #pragma unroll
       for (int mt = 0; mt < kMt; ++mt) {
-        mma(s[mt][n], a[mt], b[0], b[1]);
-        mma(s[mt][n + 1], a[mt], b[2], b[3]);
+        mma_16<BF16 != 0>(s[mt][n], a[mt], b[0], b[1]);
+        mma_16<BF16 != 0>(s[mt][n + 1], a[mt], b[2], b[3]);
       }
     }
   }
@@ -131,16 +122,11 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, kBlocks)
       if (!last) copy_k(tile + 1, 0);
       cp_async_commit();
     }
-    accumulate_16<kMt, D_V, BF16 != 0>(bits, exponents, false, base + Shared::v + stage * kVBytes,
-                                       state, o);
+    accumulate_16<kMt, D_V, BF16 != 0>(bits, exponents, base + Shared::v + stage * kVBytes, state,
+                                       o);
   }
 
-#pragma unroll
-  for (int mt = 0; mt < kMt; ++mt) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) state.sum[mt][h] = quad_sum(state.sum[mt][h]);
-  }
-  store_rows<kMt, D_V>(p, work, state, o, nullptr, nullptr, 0.0f);
+  store_rows<kMt, D_V>(p, work, state, o, nullptr, nullptr, 0.0f, shared);
 }
 
 }  // namespace sageattn

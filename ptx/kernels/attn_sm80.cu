@@ -100,35 +100,28 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, kBlocks)
     const bool masked = tile < work.full_begin || tile >= work.full_end;
     const bool integers =
         __all_sync(0xffffffffu, !SMOOTH_Q && !masked && f >= 0.0f && f < kLargestIntegerScale);
-    if (!integers) {
+    if (__builtin_expect(!integers, 0)) {
       finish_scores(work, tile, masked, f, SMOOTH_Q ? ds + static_cast<i64>(tile) * kBk : nullptr,
                     p.score_scale, s);
     }
     const Exponents<kMt> exponents =
         raise_maxima(s, integers, f, 0.0f, PV_ACCUM_F16 ? 0.0f : 8.0f, state);
-    if (exponents.rescales()) rescale(exponents, state, o);
+    if (__builtin_expect(exponents.rescales(), 0)) rescale(exponents, state, o);
     if constexpr (kVStages == 1) {
       cp_async_wait<1>();
       __syncthreads();
     }
     const unsigned v = base + Shared::v + (kVStages == 2 ? stage * kVBytes : 0);
     if constexpr (PV_ACCUM_F16) {
-      accumulate_acc16<kMt, D_V>(s, exponents, p.row_sum_rounded != 0, v, state, o);
+      accumulate_acc16<kMt, D_V>(s, exponents, v, state, o);
     } else {
-      accumulate_16<kMt, D_V, false>(s, exponents, p.row_sum_rounded != 0, v, state, o);
+      accumulate_16<kMt, D_V, false>(s, exponents, v, state, o);
     }
   }
 
-#pragma unroll
-  for (int mt = 0; mt < kMt; ++mt) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      state.sum[mt][h] = quad_sum(state.sum[mt][h]);
-    }
-  }
   const i64 at = work.sequence_row * D_V;
   store_rows<kMt, D_V>(p, work, state, o, p.v_scale + at, p.v_smooth ? p.v_mean + at : nullptr,
-                       0.0f);
+                       0.0f, shared);
 }
 
 }  // namespace sageattn

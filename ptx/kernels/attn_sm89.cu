@@ -32,15 +32,14 @@ struct Shared {  // byte offsets
   static constexpr int mean = scale + 2 * kStatBytes;
 };
 
-// P of one tile as E4M3, the A operand of P V, and the sums of unrounded P.
+// P of one tile as E4M3, the A operand of P V.
 __device__ __forceinline__ void probabilities(const int (&s)[kMt][kKeyFragments][4],
-                                              const Exponents<kMt>& exponents, float (&sum)[kMt][2],
+                                              const Exponents<kMt>& exponents,
                                               unsigned (&a)[kMt][kBk / 32][4]) {
 #pragma unroll
   for (int mt = 0; mt < kMt; ++mt) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      sum[mt][h] = 0.0f;
 #pragma unroll
       for (int n = 0; n < kKeyFragments; n += 2) {
         // Fragments n and n + 1 make the four bytes of a row: see v_token_slot.
@@ -49,7 +48,6 @@ __device__ __forceinline__ void probabilities(const int (&s)[kMt][kKeyFragments]
         for (int i = 0; i < 4; ++i) {
           x[i] = exp2_approx(exponents.at(s[mt][n + i / 2][2 * h + i % 2], mt, h));
         }
-        sum[mt][h] += (x[0] + x[1]) + (x[2] + x[3]);
         a[mt][n / 4][n % 4 + h] = pack_e4m3x2(x[0], x[1]) | pack_e4m3x2(x[2], x[3]) << 16;
       }
     }
@@ -130,30 +128,18 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, 2)
     }
     const Exponents<kMt> exponents = raise_maxima(s, integers, f, kPLog2, 0.0f, state);
     unsigned a[kMt][kBk / 32][4];
-    float sum[kMt][2];
-    probabilities(s, exponents, sum, a);
+    probabilities(s, exponents, a);
 
     // Row sums of rounded P: a column of ones, complete in every lane.
-    if (p.row_sum_rounded) {
-#pragma unroll
-      for (int mt = 0; mt < kMt; ++mt) {
-        float acc[4] = {};
-#pragma unroll
-        for (int step = 0; step < kBk / 32; ++step) mma_e4m3(acc, a[mt][step], kOnes, kOnes);
-        sum[mt][0] = acc[0];
-        sum[mt][1] = acc[2];
-      }
-    } else {
-#pragma unroll
-      for (int mt = 0; mt < kMt; ++mt) {
-        sum[mt][0] = quad_sum(sum[mt][0]);
-        sum[mt][1] = quad_sum(sum[mt][1]);
-      }
-    }
+    float sum[kMt][2];
 #pragma unroll
     for (int mt = 0; mt < kMt; ++mt) {
+      float acc[4] = {};
+#pragma unroll
+      for (int step = 0; step < kBk / 32; ++step) mma_e4m3(acc, a[mt][step], kOnes, kOnes);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
+        sum[mt][h] = acc[2 * h];
         state.sum[mt][h] = fmaf(state.sum[mt][h], exponents.alpha[mt][h], sum[mt][h]);
       }
     }
@@ -206,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, 2)
   const i64 at = work.sequence_row * D_V;
   const bool scale_at_end = !p.v_grouped;
   store_rows<kMt, D_V>(p, work, state, o, scale_at_end ? p.v_scale + at : nullptr,
-                       scale_at_end && p.v_smooth ? p.v_mean + at : nullptr, kPLog2);
+                       scale_at_end && p.v_smooth ? p.v_mean + at : nullptr, kPLog2, shared);
 }
 
 }  // namespace sageattn

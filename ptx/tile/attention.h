@@ -84,12 +84,13 @@ __device__ __forceinline__ i32 row_of(int mt, int h) {
 template <int kBytes>
 __device__ __forceinline__ void copy_tile(unsigned to, const unsigned char* from) {
   static_assert(kBytes % (kAttnThreads * 16) == 0 || kBytes < kAttnThreads * 16);
+  // One address each, to which the copies add constants.
+  const int offset = static_cast<int>(threadIdx.x) * 16;
+  to += offset;
+  from += offset;
 #pragma unroll
   for (int at = 0; at < kBytes; at += kAttnThreads * 16) {
-    const int offset = at + static_cast<int>(threadIdx.x) * 16;
-    if (kBytes % (kAttnThreads * 16) == 0 || offset < kBytes) {
-      cp_async_16(to + offset, from + offset);
-    }
+    if (kBytes % (kAttnThreads * 16) == 0 || offset < kBytes) cp_async_16(to + at, from + at);
   }
 }
 
@@ -114,14 +115,7 @@ __device__ __forceinline__ void integer_scores(unsigned q, unsigned k,
                                                int (&s)[kMt][kKeyFragments][4]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-#pragma unroll
-  for (int mt = 0; mt < kMt; ++mt) {
-#pragma unroll
-    for (int n = 0; n < kKeyFragments; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[mt][n][e] = kMagic;
-    }
-  }
+  const int start[4] = {kMagic, kMagic, kMagic, kMagic};
   // A: rows 0-7 and 8-15 of the fragment, then both again 16 bytes on. B: 8 keys, 16 bytes on, then
   // the next 8 keys. A step of 32 bytes flips bits of the swizzled offset: an exclusive or.
   const unsigned a0 = operand_address<kRowBytes>(q, warp * kMt * 16 + lane % 16, lane / 16);
@@ -149,12 +143,16 @@ __device__ __forceinline__ void integer_scores(unsigned q, unsigned k,
     }
 #pragma unroll
     for (int mt = 0; mt < kMt; ++mt) {
-      if constexpr (kInt4) {
-        mma_s4(s[mt][n], a[step & 1][mt], b[i & 1][0], b[i & 1][1]);
-        mma_s4(s[mt][n + 1], a[step & 1][mt], b[i & 1][2], b[i & 1][3]);
-      } else {
-        mma_s8(s[mt][n], a[step & 1][mt], b[i & 1][0], b[i & 1][1]);
-        mma_s8(s[mt][n + 1], a[step & 1][mt], b[i & 1][2], b[i & 1][3]);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        int(&d)[4] = s[mt][n + h];
+        const int(&sum)[4] = d;
+        const int(&c)[4] = step == 0 ? start : sum;
+        if constexpr (kInt4) {
+          mma_s4(d, a[step & 1][mt], b[i & 1][2 * h], b[i & 1][2 * h + 1], c);
+        } else {
+          mma_s8(d, a[step & 1][mt], b[i & 1][2 * h], b[i & 1][2 * h + 1], c);
+        }
       }
     }
   }
@@ -270,29 +268,43 @@ template <int kMt>
 __device__ __forceinline__ Exponents<kMt> raise_maxima(const int (&s)[kMt][kKeyFragments][4],
                                                        bool integers, float f, float p_log2,
                                                        float slack, RowState<kMt>& state) {
+  float largest[kMt][2];
+  if (__builtin_expect(
+          integers,
+          1)) {  // one scale, not negative, for all the lane's scores: the largest integer
+#pragma unroll
+    for (int mt = 0; mt < kMt; ++mt) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        int most = s[mt][0][2 * h];
+#pragma unroll
+        for (int n = 0; n < kKeyFragments; ++n) {
+          most = max(most, max(s[mt][n][2 * h], s[mt][n][2 * h + 1]));
+        }
+        largest[mt][h] = (__int_as_float(most) - kMagicFloat) * f;
+      }
+    }
+  } else {
+#pragma unroll
+    for (int mt = 0; mt < kMt; ++mt) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        largest[mt][h] = -infinity();
+#pragma unroll
+        for (int n = 0; n < kKeyFragments; ++n) {
+          largest[mt][h] = fmaxf(largest[mt][h], fmaxf(__int_as_float(s[mt][n][2 * h]),
+                                                       __int_as_float(s[mt][n][2 * h + 1])));
+        }
+      }
+    }
+  }
   Exponents<kMt> x;
   x.factor = integers ? f : 1.0f;
 #pragma unroll
   for (int mt = 0; mt < kMt; ++mt) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float largest;
-      if (integers) {  // one scale, not negative, for all the lane's scores: the largest integer
-        int most = s[mt][0][2 * h];
-#pragma unroll
-        for (int n = 0; n < kKeyFragments; ++n) {
-          most = max(most, max(s[mt][n][2 * h], s[mt][n][2 * h + 1]));
-        }
-        largest = (__int_as_float(most) - kMagicFloat) * f;
-      } else {
-        largest = -infinity();
-#pragma unroll
-        for (int n = 0; n < kKeyFragments; ++n) {
-          largest = fmaxf(
-              largest, fmaxf(__int_as_float(s[mt][n][2 * h]), __int_as_float(s[mt][n][2 * h + 1])));
-        }
-      }
-      float grown = fmaxf(state.max[mt][h], quad_max(largest));
+      float grown = fmaxf(state.max[mt][h], quad_max(largest[mt][h]));
       if (grown - state.max[mt][h] <= slack) grown = state.max[mt][h];
       const float reference = grown == -infinity() ? 0.0f : grown;
       x.alpha[mt][h] = exp2_approx(state.max[mt][h] - reference);
@@ -315,19 +327,29 @@ __device__ __forceinline__ void store_out(const View& out, i64 at, float x) {
   }
 }
 
-__device__ __forceinline__ void store_out_pair(const View& out, i64 at, float x, float y) {
+// Channels c .. c + 3 of the row at `at`, those that exist.
+__device__ __forceinline__ void store_out_4(const View& out, i64 at, i32 c, const float (&x)[4]) {
+  at += c * out.dim;
+  const bool whole = out.dim == 1 && c + 4 <= out.channels;
   if (out.dtype == 3) {
-    store_out(out, at, x);
-    store_out(out, at + 1, y);
-    return;
-  }
-  const unsigned code = out.dtype == 1 ? pack_f16x2(x, y) : pack_bf16x2(x, y);
-  unsigned short* to = static_cast<unsigned short*>(out.data) + at;
-  if ((reinterpret_cast<unsigned long long>(to) & 3u) == 0) {
-    *reinterpret_cast<unsigned*>(to) = code;
+    float* to = static_cast<float*>(out.data) + at;
+    if (whole && (reinterpret_cast<unsigned long long>(to) & 15u) == 0) {
+      *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
+      return;
+    }
   } else {
-    to[0] = static_cast<unsigned short>(code);
-    to[1] = static_cast<unsigned short>(code >> 16);
+    unsigned short* to = static_cast<unsigned short*>(out.data) + at;
+    if (whole && (reinterpret_cast<unsigned long long>(to) & 7u) == 0) {
+      const bool f16 = out.dtype == 1;
+      *reinterpret_cast<uint2*>(to) =
+          make_uint2(f16 ? pack_f16x2(x[0], x[1]) : pack_bf16x2(x[0], x[1]),
+                     f16 ? pack_f16x2(x[2], x[3]) : pack_bf16x2(x[2], x[3]));
+      return;
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    if (c + e < out.channels) store_out(out, at + e * out.dim, x[e]);
   }
 }
 
@@ -349,48 +371,81 @@ __device__ __forceinline__ void fill_rows(const AttnParams& p, const Work<kMt>& 
   }
 }
 
+// Shared memory that store_rows needs.
+template <int kDv>
+struct OutStage {
+  static constexpr int kColumns = kDv < 128 ? kDv : 128;  // at a time
+  static constexpr int kPitch = kColumns + 8;             // floats; no bank conflicts
+  static constexpr int kBytes = kAttnThreads / 32 * 16 * kPitch * 4;
+};
+
 // Normalises and writes the rows: o[kMt][dv / 8][4] of each lane. v_scale and v_mean: of the
-// sequence, or null.
+// sequence, or null. Each warp turns 16 rows at a time round in shared memory, which the whole block
+// must have done with, so that rows are written whole and the code stays short.
 template <int kMt, int kDv>
 __device__ __forceinline__ void store_rows(const AttnParams& p, const Work<kMt>& work,
-                                           const RowState<kMt>& state, float (&o)[kMt][kDv / 8][4],
-                                           const float* v_scale, const float* v_mean,
-                                           float p_log2) {
-  const i32 lane_column = static_cast<i32>(threadIdx.x) % 4 * 2;
+                                           const RowState<kMt>& state,
+                                           const float (&o)[kMt][kDv / 8][4], const float* v_scale,
+                                           const float* v_mean, float p_log2,
+                                           unsigned char* shared) {
+  using Stage = OutStage<kDv>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const i32 first_row = work.q_tile * kMt * 64;
+  float* stage = reinterpret_cast<float*>(shared) + warp * 16 * Stage::kPitch;
+  const int column = lane * 4 % Stage::kColumns;
 #pragma unroll
   for (int mt = 0; mt < kMt; ++mt) {
+    float inverse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const i32 row = row_of<kMt>(mt, h);
-      if (row >= work.rows) continue;
       const float l = state.sum[mt][h];
       const bool empty = l == 0.0f;
-      const float inverse = 1.0f / l;
-      const i64 token = work.sequence.q_start + work.q_tile * kMt * 64 + row;
-      const i64 at = token_offset(p.out, work.batch, token, work.head);
+      inverse[h] = empty ? 0.0f : 1.0f / l;
+      const i32 row = row_of<kMt>(mt, h);
+      if (lane % 4 != 0) continue;
+      stage[(h * 8 + lane / 4) * Stage::kPitch + Stage::kColumns] = empty ? 0.0f : 1.0f;
+      if (p.lse == nullptr || row >= work.rows) continue;
+      const float bias = p.lse_bias != nullptr ? p.lse_bias[work.q_row * (kMt * 64) + row] : 0.0f;
+      const float base2 = state.max[mt][h] + (log2_approx(l) - p_log2);
+      p.lse[work.batch * p.lse_batch + work.head * p.lse_head +
+            (work.sequence.q_start + first_row + row) * p.lse_token] =
+          empty ? -infinity() : fmaf(base2, 0.693147180559945f, bias);
+    }
 #pragma unroll
-      for (int n = 0; n < kDv / 8; ++n) {
-        float x[2];
-        const i32 c = n * 8 + lane_column;
+    for (int half = 0; half < kDv / Stage::kColumns; ++half) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const float scale = v_scale != nullptr ? v_scale[c + e] : 1.0f;
-          const float mean = v_mean != nullptr ? v_mean[c + e] : 0.0f;
-          x[e] = empty ? 0.0f : fmaf(o[mt][n][2 * h + e] * inverse, scale, mean);
-        }
-        if (p.out.dim == 1 && c + 1 < p.out.channels) {
-          store_out_pair(p.out, at + c, x[0], x[1]);
-        } else {
-          if (c < p.out.channels) store_out(p.out, at + c * p.out.dim, x[0]);
-          if (c + 1 < p.out.channels) store_out(p.out, at + (c + 1) * p.out.dim, x[1]);
+      for (int n = 0; n < Stage::kColumns / 8; ++n) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float* x = &o[mt][half * Stage::kColumns / 8 + n][2 * h];
+          *reinterpret_cast<float2*>(stage + (h * 8 + lane / 4) * Stage::kPitch + n * 8 +
+                                     lane % 4 * 2) =
+              make_float2(x[0] * inverse[h], x[1] * inverse[h]);
         }
       }
-      if (p.lse != nullptr && lane_column == 0) {
-        const float bias = p.lse_bias != nullptr ? p.lse_bias[work.q_row * (kMt * 64) + row] : 0.0f;
-        const float base2 = state.max[mt][h] + (log2_approx(l) - p_log2);
-        p.lse[work.batch * p.lse_batch + work.head * p.lse_head + token * p.lse_token] =
-            empty ? -infinity() : fmaf(base2, 0.693147180559945f, bias);
+      __syncwarp();
+      const i32 c = half * Stage::kColumns + column;
+      float scale[4], mean[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        scale[e] = v_scale != nullptr ? v_scale[c + e] : 1.0f;
+        mean[e] = v_mean != nullptr ? v_mean[c + e] : 0.0f;
       }
+#pragma unroll 1
+      for (int r = lane * 4 / Stage::kColumns; r < 16; r += 128 / Stage::kColumns) {
+        const i32 row = warp * kMt * 16 + mt * 16 + r;
+        if (row >= work.rows) break;
+        const float* from = stage + r * Stage::kPitch;
+        const float4 y = *reinterpret_cast<const float4*>(from + column);
+        const float seen = from[Stage::kColumns];  // 0: the row saw no key
+        const float x[4] = {
+            fmaf(y.x, scale[0], seen * mean[0]), fmaf(y.y, scale[1], seen * mean[1]),
+            fmaf(y.z, scale[2], seen * mean[2]), fmaf(y.w, scale[3], seen * mean[3])};
+        const i64 token = work.sequence.q_start + first_row + row;
+        store_out_4(p.out, token_offset(p.out, work.batch, token, work.head), c, x);
+      }
+      __syncwarp();
     }
   }
 }

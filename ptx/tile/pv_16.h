@@ -1,29 +1,54 @@
 // O += P V with 16-bit P and V, for attn_sm80 and attn_f16.
 //
 // The exponentials of the next 16 keys stand between the products of these, in one basic block: the
-// tensor core and the other pipes work at the same time (measured on an H200 at d = 128, 16384 tokens:
-// 431 to 460 TOPS against exponentials first, products after).
+// tensor core and the other pipes work at the same time. Row sums are a column of ones beside V, so
+// that a probability is dead once it is packed: added up in fp32 it stays in a register until its
+// turn comes, and ptxas moves it about (docs/kernels/attn_sm80.md has the figures of both).
 #pragma once
 
 #include "ptx/tile/attention.h"
 
 namespace sageattn {
 
-// The A operand of P V for two fragments of 8 keys (n, n + 1) of one row fragment; adds up the sums.
+// The A operand of P V for two fragments of 8 keys (n, n + 1) of one row fragment.
 template <int kMt, bool kBf16>
 __device__ __forceinline__ void probabilities_16(const int (&s)[kKeyFragments][4], int mt, int n,
-                                                 const Exponents<kMt>& exponents, bool sum_rounded,
-                                                 float (&sum)[2], unsigned (&a)[4]) {
+                                                 const Exponents<kMt>& exponents,
+                                                 unsigned (&a)[4]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float x = exp2_approx(exponents.at(s[n + i][2 * h], mt, h));
       const float y = exp2_approx(exponents.at(s[n + i][2 * h + 1], mt, h));
-      const unsigned packed = kBf16 ? pack_bf16x2(x, y) : pack_f16x2(x, y);
-      sum[h] += sum_rounded ? f16_lo(packed) + f16_hi(packed) : x + y;
-      a[i * 2 + h] = packed;
+      a[i * 2 + h] = kBf16 ? pack_bf16x2(x, y) : pack_f16x2(x, y);
     }
+  }
+}
+
+template <bool kBf16>
+__device__ __forceinline__ void mma_16(float (&d)[4], const unsigned (&a)[4], unsigned b0,
+                                       unsigned b1) {
+  if constexpr (kBf16) {
+    mma_bf16(d, a, b0, b1);
+  } else {
+    mma_f16(d, a, b0, b1);
+  }
+}
+
+// Adds the sum of P over 16 keys; the same in all lanes of a row.
+template <bool kBf16>
+__device__ __forceinline__ void add_row_sum_16(float (&sum)[4], const unsigned (&a)[4]) {
+  constexpr unsigned kOnes = kBf16 ? 0x3f803f80u : 0x3c003c00u;
+  mma_16<kBf16>(sum, a, kOnes, kOnes);
+}
+
+template <int kMt>
+__device__ __forceinline__ void add_row_sums(const float (&sum)[kMt][4], RowState<kMt>& state) {
+#pragma unroll
+  for (int mt = 0; mt < kMt; ++mt) {
+    state.sum[mt][0] += sum[mt][0];
+    state.sum[mt][1] += sum[mt][2];
   }
 }
 
@@ -45,16 +70,16 @@ __device__ __forceinline__ void rescale(const Exponents<kMt>& exponents, RowStat
 // fp32 accumulation in place; V is loaded one fragment ahead.
 template <int kMt, int kDv, bool kBf16>
 __device__ __forceinline__ void accumulate_16(const int (&s)[kMt][kKeyFragments][4],
-                                              const Exponents<kMt>& exponents, bool sum_rounded,
-                                              unsigned v, RowState<kMt>& state,
-                                              float (&o)[kMt][kDv / 8][4]) {
+                                              const Exponents<kMt>& exponents, unsigned v,
+                                              RowState<kMt>& state, float (&o)[kMt][kDv / 8][4]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const unsigned v0 = operand_address<kDv * 2>(v, lane % 16, lane / 16);
   constexpr int kSteps = kBk / 16, kPairs = kDv / 16, kLoads = kSteps * kPairs;
   unsigned a[2][kMt][4], b[2][4];
+  float sum[kMt][4] = {};
 #pragma unroll
   for (int mt = 0; mt < kMt; ++mt) {
-    probabilities_16<kMt, kBf16>(s[mt], mt, 0, exponents, sum_rounded, state.sum[mt], a[0][mt]);
+    probabilities_16<kMt, kBf16>(s[mt], mt, 0, exponents, a[0][mt]);
   }
   ldmatrix_x4_trans(b[0], v0);
 #pragma unroll
@@ -66,40 +91,41 @@ __device__ __forceinline__ void accumulate_16(const int (&s)[kMt][kKeyFragments]
     }
 #pragma unroll
     for (int mt = 0; mt < kMt; ++mt) {
-      if constexpr (kBf16) {
-        mma_bf16(o[mt][n], a[step & 1][mt], b[i & 1][0], b[i & 1][1]);
-        mma_bf16(o[mt][n + 1], a[step & 1][mt], b[i & 1][2], b[i & 1][3]);
-      } else {
-        mma_f16(o[mt][n], a[step & 1][mt], b[i & 1][0], b[i & 1][1]);
-        mma_f16(o[mt][n + 1], a[step & 1][mt], b[i & 1][2], b[i & 1][3]);
-      }
+      mma_16<kBf16>(o[mt][n], a[step & 1][mt], b[i & 1][0], b[i & 1][1]);
+      mma_16<kBf16>(o[mt][n + 1], a[step & 1][mt], b[i & 1][2], b[i & 1][3]);
+    }
+    if (i % kPairs == kPairs - 1) {
+#pragma unroll
+      for (int mt = 0; mt < kMt; ++mt) add_row_sum_16<kBf16>(sum[mt], a[step & 1][mt]);
     }
     const int mt = i % kPairs;  // one row fragment behind each of the first pairs
     if (mt < kMt && step + 1 < kSteps) {
-      probabilities_16<kMt, kBf16>(s[mt], mt, (step + 1) * 2, exponents, sum_rounded, state.sum[mt],
-                                   a[(step + 1) & 1][mt]);
+      probabilities_16<kMt, kBf16>(s[mt], mt, (step + 1) * 2, exponents, a[(step + 1) & 1][mt]);
     }
   }
+  add_row_sums(sum, state);
 }
 
 // fp16 accumulators of two fragments live for one tile, then they are promoted to fp32.
 template <int kMt, int kDv>
 __device__ __forceinline__ void accumulate_acc16(const int (&s)[kMt][kKeyFragments][4],
-                                                 const Exponents<kMt>& exponents, bool sum_rounded,
-                                                 unsigned v, RowState<kMt>& state,
+                                                 const Exponents<kMt>& exponents, unsigned v,
+                                                 RowState<kMt>& state,
                                                  float (&o)[kMt][kDv / 8][4]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const unsigned v0 = operand_address<kDv * 2>(v, lane % 16, lane / 16);
   constexpr int kSteps = kBk / 16;
   unsigned a[kSteps][kMt][4];
+  float sum[kMt][4] = {};
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
     for (int mt = 0; mt < kMt; ++mt) {
-      probabilities_16<kMt, false>(s[mt], mt, step * 2, exponents, sum_rounded, state.sum[mt],
-                                   a[step][mt]);
+      probabilities_16<kMt, false>(s[mt], mt, step * 2, exponents, a[step][mt]);
+      add_row_sum_16<false>(sum[mt], a[step][mt]);
     }
   }
+  add_row_sums(sum, state);
 #pragma unroll
   for (int n = 0; n < kDv / 8; n += 2) {
     unsigned acc[kMt][2][2] = {};

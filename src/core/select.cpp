@@ -146,7 +146,7 @@ void resolve_numerics(const sageattn_attn_desc& desc, PlanConfig& plan) {
   plan.v_scale =
       pick(desc.v_scale, plan.smooth_v == SAGEATTN_SMOOTH_V_GROUP ? SAGEATTN_V_SCALE_GROUP
                                                                   : SAGEATTN_V_SCALE_CHANNEL);
-  plan.row_sum = pick(desc.row_sum, fp8 ? SAGEATTN_ROW_SUM_ROUNDED_P : SAGEATTN_ROW_SUM_P);
+  plan.row_sum = pick(desc.row_sum, SAGEATTN_ROW_SUM_ROUNDED_P);
   plan.kernel = resolve_kernel(desc, plan);
   // mma.sync E4M3 is unpacked to fp16 on sm_90. Where no model applies the sums are plain, too.
   const bool hmma = !has_pv_model(plan.pv_format, plan.pv_accum) ||

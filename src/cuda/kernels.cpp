@@ -134,6 +134,9 @@ void check_supported(const PlanConfig& plan) {
     unsupported("kernel", plan.kernel, "use SAGEATTN_KERNEL_AUTO or MMA_SYNC");
   }
 
+  if (plan.row_sum != SAGEATTN_ROW_SUM_ROUNDED_P) {
+    unsupported("row_sum", plan.row_sum, "use SAGEATTN_ROW_SUM_AUTO or ROUNDED_P");
+  }
   const int32_t accum = plan.pv_accum;
   if (plan.pv_format == SAGEATTN_PV_F16) {
     if (accum != SAGEATTN_PV_ACCUM_F32 && accum != SAGEATTN_PV_ACCUM_F16) {

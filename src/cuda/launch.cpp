@@ -157,7 +157,6 @@ AttnParams attention_params(const Task& t) {
   p.score_scale = cpu::score_scale(plan);
   p.v_grouped = t.shape.grouped ? 1 : 0;
   p.v_smooth = t.v_smooth;
-  p.row_sum_rounded = plan.row_sum == SAGEATTN_ROW_SUM_ROUNDED_P ? 1 : 0;
   return p;
 }
 
