@@ -19,6 +19,18 @@ __device__ __forceinline__ float log2_approx(float x) {
   return y;
 }
 
+// min.NaN.f32, max.NaN.f32: NaN if either is; sm_80.
+__device__ __forceinline__ float min_nan(float a, float b) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
 // cvt.rn.f16x2.f32: lo in the lower half; sm_80.
 __device__ __forceinline__ unsigned pack_f16x2(float lo, float hi) {
   unsigned d;

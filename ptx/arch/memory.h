@@ -41,4 +41,22 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
+// atom.add.acq_rel.gpu: adds, and orders this thread's memory accesses with those of others that add
+// to the same counter; returns what was there. sm_70.
+__device__ __forceinline__ int add_acq_rel(int* counter, int x) {
+  int before;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(x)
+               : "memory");
+  return before;
+}
+
+// ld.acquire.gpu: what others wrote before they added to the counter is visible afterwards. sm_70.
+__device__ __forceinline__ int load_acquire(const int* counter) {
+  int x;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");
+  return x;
+}
+
 }  // namespace sageattn

@@ -2,13 +2,11 @@
 // every operand in the workspace, and the grid of each kernel. Strides are in elements.
 //
 // Kernels of one execute, in this order (entry sageattn_<name>, source ptx/kernels/<name>.cu):
-//   sequences         1 block               only with VARLEN or seqused_kv
-//   stats_chunks      batch * kv heads * chunks of one sequence, 2 kinds (K, then V): see StatsParams
-//   stats             batch * kv heads, 2 kinds
-//   quantize          Q tiles of all query heads, then K tiles, then V tiles of all kv heads
+//   sequences         1 block               with VARLEN or seqused_kv, and where counters start at 0
+//   prepare           tasks of all (sequence, kv head) pairs: see ptx/kernels/prepare.cu
 //   score_correction  smooth_q: for each run of query heads that the ds buffer holds, before its
 //   attn_*            attention: batch * head_count * q tiles
-// All grids are linear. stats_* are left out if nothing asks for them.
+// All grids are linear.
 //
 // Workspace layouts. A sequence is cut into tiles of b_q queries and b_k keys; each tile is one
 // contiguous piece, padded to whole rows and channels with zeros and already in the order in which
@@ -30,9 +28,17 @@
 
 namespace sageattn {
 
-inline constexpr i32 kChunkTokens = 64;       // tokens of one stats_chunks block
-inline constexpr i32 kQuantizeThreads = 256;  // quantize, score_correction
-inline constexpr i32 kStatsThreads = 256;     // stats_chunks, stats
+inline constexpr i32 kChunkTokens = 64;  // tokens that are added up at once
+inline constexpr i32 kStatsChunks = 2;   // chunks of one task of `prepare`
+// Of these tokens, as many as are staged at a time.
+SAGEATTN_HD constexpr i32 stats_stage_tokens(i32 dim) {
+  return (dim > 128 ? 1 : kStatsChunks) * kChunkTokens;
+}
+inline constexpr i32 kFolded =
+    1 << 30;  // a counter of `prepare` from here on: statistics are there
+inline constexpr i32 kIrregularQ = 1, kIrregularK = 2, kIrregularV = 4;
+inline constexpr i32 kPrepareThreads = 256;
+inline constexpr i32 kCorrectionThreads = 256;
 inline constexpr i32 kAttnThreads = 128;
 
 // One sequence of a launch.
@@ -68,7 +74,7 @@ struct Heads {
   i64 sequences;
 };
 
-// Kernel `sequences`: resolves device-side lengths.
+// Kernel `sequences`: resolves device-side lengths, and clears counters.
 struct SequencesParams {
   const i32* cu_seqlens_q;   // null with dense
   const i32* cu_seqlens_kv;  // null with dense
@@ -79,42 +85,33 @@ struct SequencesParams {
   i32 batch, qo_len, kv_len;  // lengths: dense
   i32 max_qo_len, max_kv_len;
   i32 b_q, b_k, v_group;  // v_group: keys a V group; 0 if there is one group a sequence
+  i32* counters;          // of `prepare`; may be null
+  i32 counter_count;
 };
 
-// Kernels `stats_chunks` and `stats`: over the tokens of each sequence the mean of K, and the mean,
-// least and largest value of each channel of V. kinds: 1 K, 2 V, 3 both.
-struct StatsParams {
-  Sequences sequences;
-  Heads heads;
-  View k, v;
-  i32 kinds;
-  i32 v_smooth;   // V's mean is wanted, too
-  i32 f16_scale;  // V's scale is the power of two that FP16 V takes, else absmax / max_code
-  float max_code;
-  float*
-      partial;  // [kv head][k tile][4][larger of d_tile, dv_tile]: K's sum; V's sum, least, largest
-  float* k_mean;
-  float *v_scale, *v_mean;
-};
-
-// Kernel `quantize`.
-struct QuantizeParams {
+// Kernel `prepare`.
+struct PrepareParams {
   Sequences sequences;
   Heads heads;
   View q, k, v;
-  const float* k_mean;  // null: K is not smoothed
+  i32* counters;  // [sequence][kv head][2]: statistics of K and of V that have arrived; 0 at first
+  i32 lag;        // pairs of sequence and kv head whose statistics come before the first tile
+  i32 k_stats_tasks, v_stats_tasks;  // a pair; 0: K is not smoothed, V has no scale of the sequence
+  i32 irregular;                     // kIrregular*: tensors that cannot be read in 16-byte pieces
   i32 smooth_q;
-  i32 granularity;  // SAGEATTN_GRANULARITY_PER_THREAD, _WARP or _BLOCK
-  i32 hadamard;
+  i32 granularity;   // SAGEATTN_GRANULARITY_PER_THREAD, _WARP or _BLOCK
+  i32 hadamard_dim;  // channels padded to a power of two; 0: no rotation
+  float hadamard_norm;
   i32 product_bf16;  // qbar and gK of dS are bf16, else fp16
   float sm_scale;
   unsigned char *q_codes, *k_codes, *v_codes;
   float *q_scale, *k_scale;
+  float* k_mean;    // null: K is not smoothed
   float* q_mean;    // smooth_q: [query head][q tile][d_tile], else null
   float* lse_bias;  // sm_scale q . k_mean of each query: [query head][q tile][b_q]; null: no LSE
   float *v_scale, *v_mean;
-  i32 v_group;  // keys a V group (64), whose scale and mean this kernel takes; 0: from stats
-  i32 v_smooth;
+  i32 v_group;       // keys a V group (64), whose scale and mean a tile takes; 0: of the sequence
+  i32 v_smooth;      // V's mean is taken out
   float v_max_code;  // 448 or 2.25 (E4M3)
 };
 

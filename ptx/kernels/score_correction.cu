@@ -10,13 +10,13 @@ namespace sageattn {
 namespace {
 
 constexpr int kBk = 64;
-constexpr int kRuns = kQuantizeThreads / kBk;  // threads that share a key
+constexpr int kRuns = kCorrectionThreads / kBk;  // threads that share a key
 constexpr int kTiles = 8;                      // tiles of queries a thread
 constexpr int kPitch = D_QK + 1;
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kQuantizeThreads)
+extern "C" __global__ void __launch_bounds__(kCorrectionThreads)
     sageattn_score_correction(const __grid_constant__ CorrectionParams p) {
   extern __shared__ __align__(16) float shared[];
   float* keys = shared;                  // [64][kPitch]
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(kQuantizeThreads)
 
   const float* mean =
       p.k_mean == nullptr ? nullptr : p.k_mean + (kv_head * p.heads.sequences + batch) * D_QK;
-  for (int i = thread; i < kBk * (D_QK / 8); i += kQuantizeThreads) {
+  for (int i = thread; i < kBk * (D_QK / 8); i += kCorrectionThreads) {
     const int row = i / (D_QK / 8), c = i % (D_QK / 8) * 8;
     float x[8] = {};
     if (row < rows) {
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(kQuantizeThreads)
   const int key = thread % kBk, run = thread / kBk;
   for (i32 first = 0; first < q_tiles; first += kRuns * kTiles) {
     __syncthreads();
-    for (int i = thread; i < kRuns * kTiles * D_QK; i += kQuantizeThreads) {
+    for (int i = thread; i < kRuns * kTiles * D_QK; i += kCorrectionThreads) {
       const i32 tile = first + i / D_QK;
       means[i] = tile < q_tiles ? q_means[static_cast<i64>(tile) * D_QK + i % D_QK] : 0.0f;
     }

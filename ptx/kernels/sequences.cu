@@ -60,6 +60,8 @@ __device__ __forceinline__ i64 sum_before(i64 x, int lane, i64& carry) {
 extern "C" __global__ void __launch_bounds__(32)
     sageattn_sequences(const __grid_constant__ SequencesParams p) {
   const int lane = static_cast<int>(threadIdx.x);
+  for (i32 i = lane; i < p.counter_count; i += 32) p.counters[i] = 0;
+  if (p.table == nullptr && p.status == nullptr) return;
   i64 highest_q = 0, highest_kv = 0, q_tiles = 0, k_tiles = 0, v_groups = 0;
   for (i32 first = 0; first < p.batch; first += 32) {
     const i32 b = first + lane;
@@ -94,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(32)
     const i32 groups = p.v_group > 0 ? (e.kv_len + p.v_group - 1) / p.v_group : 1;
     e.first_v_group = sum_before(groups, lane, v_groups);
     if (!real) continue;
-    p.table[b] = e;
+    if (p.table != nullptr) p.table[b] = e;
     if (p.status != nullptr) p.status[b] = bad;
   }
 }

@@ -53,17 +53,6 @@ __device__ __forceinline__ float round_product(float x, i32 bf16) {
   return bf16 ? bf16_lo(pack_bf16x2(x, 0.0f)) : f16_lo(pack_f16x2(x, 0.0f));
 }
 
-// NaN if either is NaN.
-__device__ __forceinline__ float min_nan(float a, float b) { return a < b || a != a ? a : b; }
-__device__ __forceinline__ float max_nan(float a, float b) { return a > b || a != a ? a : b; }
-
-// Largest magnitude so far and of x; NaN, and from then on for ever, if x is NaN or infinite.
-__device__ __forceinline__ float take_absmax(float absmax, float x) {
-  const float magnitude = fabsf(x);
-  if (!(magnitude < __int_as_float(0x7f800000))) return __int_as_float(0x7fc00000);
-  return magnitude > absmax ? magnitude : absmax;
-}
-
 // Scale and inverse scale of a group: code = round(x * inverse), x ~ code * scale.
 struct Quantizer {
   float scale, inverse;
@@ -88,12 +77,6 @@ __device__ __forceinline__ Quantizer make_f16_quantizer(float absmax) {
 
 __device__ __forceinline__ float scaled(const Quantizer& q, float x) {
   return q.inverse == 0.0f ? 0.0f : x * q.inverse;
-}
-
-// Half to even, clamped.
-__device__ __forceinline__ int integer_code(float x, int max_code) {
-  const int code = __float2int_rn(x);
-  return max(-max_code, min(max_code, code));
 }
 
 }  // namespace sageattn

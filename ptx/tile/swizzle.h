@@ -23,4 +23,10 @@ SAGEATTN_HD i32 v_token_slot(i32 token) {
   return token / 32 * 32 + n % 4 / 2 * 16 + i * 4 + n % 2 * 2 + token % 2;
 }
 
+// The inverse.
+SAGEATTN_HD i32 token_of_v_slot(i32 slot) {
+  const i32 n = slot % 32 / 16 * 2 + slot % 4 / 2, i = slot % 16 / 4;
+  return slot / 32 * 32 + n * 8 + i * 2 + slot % 2;
+}
+
 }  // namespace sageattn

@@ -4,8 +4,10 @@
 
 #include "include/sageattn.h"
 #include "ptx/common/params.h"
+#include "ptx/tile/dims.h"
 #include "src/core/error.h"
 #include "src/core/select.h"
+#include "src/cpu/formats.h"
 #include "src/cuda/layout.h"
 
 namespace sageattn::cuda {
@@ -30,8 +32,10 @@ int attention_shared_bytes(const PlanConfig& plan) {
   const int k_stages = wide && shape.exact ? 1 : 2;
   const int v_stages = wide ? 1 : 2;
   const int v_stats = plan.pv_format == SAGEATTN_PV_E4M3 ? 2 * shape.dv_tile * 4 : 0;
-  return (plan.tile.b_q + k_stages * kKeys) * shape.qk_row_bytes +
-         v_stages * (kKeys * shape.v_row_bytes + v_stats);
+  const int loop = (plan.tile.b_q + k_stages * kKeys) * shape.qk_row_bytes +
+                   v_stages * (kKeys * shape.v_row_bytes + v_stats);
+  const int out = kAttnThreads / 32 * 16 * (std::min(shape.dv_tile, 128) + 8) * 4;  // OutStage
+  return std::max(loop, out);
 }
 
 // The smoothed keys of a tile, and 32 means of queries.
@@ -40,21 +44,18 @@ int correction_shared_bytes(const PlanConfig& plan) {
   return (kKeys * (shape.d_tile + 1) + 32 * shape.d_tile) * static_cast<int>(sizeof(float));
 }
 
-// One tile in fp32; rows are 4 floats longer than they need be, against bank conflicts.
-int quantize_shared_bytes(const PlanConfig& plan) {
+// The tokens of one task: a tile, or two chunks whose statistics are taken.
+int prepare_shared_bytes(const PlanConfig& plan) {
   const Shape shape(plan);
-  const int qk = std::max(plan.tile.b_q, kKeys) * (shape.d_tile + 4);
-  const int v = kKeys * (shape.dv_tile + 4);
-  return std::max(qk, v) * static_cast<int>(sizeof(float));
+  const auto bytes = [](int rows, int channels, int32_t dtype) {
+    return rows * channels * static_cast<int>(dtype_size(dtype));
+  };
+  return std::max({bytes(plan.tile.b_q, shape.d_tile, plan.q_dtype),
+                   bytes(stats_stage_tokens(shape.d_tile), shape.d_tile, plan.kv_dtype),
+                   bytes(stats_stage_tokens(shape.dv_tile), shape.dv_tile, plan.kv_dtype)});
 }
 
 }  // namespace
-
-int stats_kinds(const PlanConfig& plan) {
-  if (is_exact(plan)) return 0;
-  const int k = plan.smooth_k == SAGEATTN_SMOOTH_ON ? 1 : 0;
-  return k + (Shape(plan).grouped ? 0 : 2);
-}
 
 std::vector<KernelUse> kernels_of(const PlanConfig& plan) {
   const Shape shape(plan);
@@ -63,23 +64,20 @@ std::vector<KernelUse> kernels_of(const PlanConfig& plan) {
 
   std::vector<KernelUse> list;
   list.push_back({Kernel::kSequences, "sequences", {}, kSequencesThreads, 0});
-  if (stats_kinds(plan) != 0) {
-    list.push_back({Kernel::kStatsChunks, "stats_chunks", {d_qk, d_v}, kStatsThreads, 0});
-    list.push_back({Kernel::kStats, "stats", {d_qk, d_v}, kStatsThreads, 0});
-  }
-  const int qk_bits = shape.qk_row_bytes * 8 / shape.d_tile;
   const int v_bits = shape.v_row_bytes * 8 / shape.dv_tile;
-  list.push_back({Kernel::kQuantize,
-                  "quantize",
-                  {d_qk, d_v, {"QK_BITS", qk_bits}, {"V_BITS", v_bits}, {"B_Q", plan.tile.b_q}},
-                  kQuantizeThreads,
-                  quantize_shared_bytes(plan)});
+  list.push_back({Kernel::kPrepare,
+                  v_bits == 8 ? "prepare_e4m3" : "prepare",
+                  {{"HEAD_DIMS", HeadDims{shape.d_tile, shape.dv_tile}.code()},
+                   {"QK_BITS", shape.qk_row_bytes * 8 / shape.d_tile},
+                   {"V_BITS", v_bits}},
+                  kPrepareThreads,
+                  prepare_shared_bytes(plan)});
   const bool smooth_q = plan.smooth_q == SAGEATTN_SMOOTH_ON;
   if (smooth_q) {
     list.push_back({Kernel::kCorrection,
                     "score_correction",
                     {d_qk},
-                    kQuantizeThreads,
+                    kCorrectionThreads,
                     correction_shared_bytes(plan)});
   }
 

@@ -10,8 +10,8 @@
 namespace sageattn::cuda {
 
 // In the order of an execute.
-enum class Kernel { kSequences, kStatsChunks, kStats, kQuantize, kCorrection, kAttention };
-inline constexpr int kNumKernels = 6;
+enum class Kernel { kSequences, kPrepare, kCorrection, kAttention };
+inline constexpr int kNumKernels = 4;
 
 struct KernelUse {
   Kernel kernel;
@@ -20,9 +20,6 @@ struct KernelUse {
   int threads;       // a block
   int shared_bytes;  // a block, dynamic
 };
-
-// Statistics that a plan takes over whole sequences: StatsParams::kinds.
-int stats_kinds(const PlanConfig& plan);
 
 // Every kernel that some execute of the plan launches.
 std::vector<KernelUse> kernels_of(const PlanConfig& plan);

@@ -1,7 +1,12 @@
 // The kernel launches of one execute, as data. Nothing here touches a driver.
 #include <algorithm>
+#include <bit>
+#include <cmath>
 
 #include "include/sageattn.h"
+#include "ptx/common/params.h"
+#include "src/core/region.h"
+#include "src/cpu/formats.h"
 #include "src/cpu/quantize.h"
 #include "src/cuda/backend.h"
 
@@ -41,6 +46,12 @@ struct Task {
     v_group = shape.grouped ? plan.promotion_interval : 0;
     v_smooth = plan.smooth_v == SAGEATTN_SMOOTH_V_OFF ? 0 : 1;
     max_code = plan.pv_accum == SAGEATTN_PV_ACCUM_F16 ? 2.25f : 448.0f;
+    if (!shape.exact) {
+      const int64_t tokens = extent.max_k_tiles * plan.tile.b_k;
+      const auto tasks = static_cast<i32>(ceil_div(tokens, int64_t{kStatsChunks} * kChunkTokens));
+      if (plan.smooth_k == SAGEATTN_SMOOTH_ON) k_stats_tasks = tasks;
+      if (!shape.grouped) v_stats_tasks = tasks;
+    }
   }
 
   const PlanConfig& plan;
@@ -53,12 +64,14 @@ struct Task {
   View k, v;
   i32 product_bf16, v_group, v_smooth;
   float max_code;
+  i32 k_stats_tasks = 0, v_stats_tasks = 0;  // of `prepare`, for each pair of sequence and kv head
 };
 
 void resolve_lengths(const Task& t, Sink& sink) {
   const Launch& launch = t.launch;
+  const bool counts = t.extent.max_q_tiles > 0 && t.k_stats_tasks + t.v_stats_tasks > 0;
   // The table is also what sets the status words.
-  if (t.sequences.table == nullptr && launch.status == nullptr) return;
+  if (t.sequences.table == nullptr && launch.status == nullptr && !counts) return;
   SequencesParams p{};
   p.cu_seqlens_q = launch.cu_seqlens_q;
   p.cu_seqlens_kv = launch.cu_seqlens_kv;
@@ -75,43 +88,40 @@ void resolve_lengths(const Task& t, Sink& sink) {
   p.b_q = t.plan.tile.b_q;
   p.b_k = t.plan.tile.b_k;
   p.v_group = t.v_group;
+  if (counts) {
+    p.counters = t.areas.counters;
+    p.counter_count = static_cast<i32>(t.extent.batch * t.plan.num_kv_heads * 2);
+  }
   sink.launch(Kernel::kSequences, 1, &p);
 }
 
-void take_statistics(const Task& t, Sink& sink) {
-  const int kinds = stats_kinds(t.plan);
-  if (kinds == 0) return;
-  StatsParams p{};
-  p.sequences = t.sequences;
-  p.heads = t.heads;
-  p.k = t.k;
-  p.v = t.v;
-  p.kinds = kinds;
-  p.v_smooth = t.v_smooth;
-  p.f16_scale = t.plan.pv_format == SAGEATTN_PV_F16 ? 1 : 0;
-  p.max_code = t.max_code;
-  p.partial = t.areas.partial;
-  p.k_mean = t.areas.k_mean;
-  p.v_scale = t.areas.v_scale;
-  p.v_mean = t.areas.v_mean;
-  const int64_t pairs =
-      t.extent.batch * t.plan.num_kv_heads * (kinds == 3 ? 2 : 1);  // a block takes K or V
-  sink.launch(Kernel::kStatsChunks, pairs * t.extent.max_k_tiles, &p);
-  sink.launch(Kernel::kStats, pairs, &p);
+// Whether the rows of a tensor cannot be read in pieces of 16 bytes.
+bool is_irregular(const View& view) {
+  const int64_t size = dtype_size(view.dtype);
+  const auto whole = [&](int64_t elements) { return elements * size % 16 == 0; };
+  return reinterpret_cast<uintptr_t>(view.data) % 16 != 0 || view.dim != 1 ||
+         view.channels % 8 != 0 || !whole(view.batch) || !whole(view.head) || !whole(view.token);
 }
 
-void quantize(const Task& t, Sink& sink) {
+void prepare(const Task& t, Sink& sink) {
   const PlanConfig& plan = t.plan;
-  QuantizeParams p{};
+  PrepareParams p{};
   p.sequences = t.sequences;
   p.heads = t.heads;
   p.q = view_of(plan, t.launch.q, t.launch.q_strides, plan.q_dtype, plan.head_dim);
   p.k = t.k;
   p.v = t.v;
-  p.k_mean = t.areas.k_mean;
+  p.irregular = (is_irregular(p.q) ? kIrregularQ : 0) | (is_irregular(p.k) ? kIrregularK : 0) |
+                (is_irregular(p.v) ? kIrregularV : 0);
+  p.counters = t.areas.counters;
+  p.k_stats_tasks = t.k_stats_tasks;
+  p.v_stats_tasks = t.v_stats_tasks;
   p.smooth_q = plan.smooth_q == SAGEATTN_SMOOTH_ON ? 1 : 0;
   p.granularity = plan.qk_granularity;
-  p.hadamard = plan.rotation == SAGEATTN_ROTATION_HADAMARD ? 1 : 0;
+  if (plan.rotation == SAGEATTN_ROTATION_HADAMARD) {
+    p.hadamard_dim = static_cast<i32>(std::bit_ceil(static_cast<uint32_t>(plan.head_dim)));
+    p.hadamard_norm = static_cast<float>(1 / std::sqrt(static_cast<double>(p.hadamard_dim)));
+  }
   p.product_bf16 = t.product_bf16;
   p.sm_scale = plan.sm_scale;
   p.q_codes = t.areas.q_codes;
@@ -119,6 +129,7 @@ void quantize(const Task& t, Sink& sink) {
   p.v_codes = t.areas.v_codes;
   p.q_scale = t.areas.q_scale;
   p.k_scale = t.areas.k_scale;
+  p.k_mean = t.areas.k_mean;
   p.q_mean = t.areas.q_mean;
   p.lse_bias = t.launch.lse != nullptr ? t.areas.lse_bias : nullptr;
   p.v_scale = t.areas.v_scale;
@@ -126,9 +137,17 @@ void quantize(const Task& t, Sink& sink) {
   p.v_group = t.v_group;
   p.v_smooth = t.v_smooth;
   p.v_max_code = t.max_code;
-  const int64_t q_blocks = t.extent.max_q_tiles * plan.num_qo_heads;
-  const int64_t kv_blocks = t.extent.max_k_tiles * plan.num_kv_heads * 2;
-  sink.launch(Kernel::kQuantize, t.extent.batch * (q_blocks + kv_blocks), &p);
+
+  const int64_t pairs = t.extent.batch * plan.num_kv_heads;
+  const int64_t stats = p.k_stats_tasks + p.v_stats_tasks;
+  const int64_t tiles =
+      2 * t.extent.max_k_tiles + t.extent.max_q_tiles * (plan.num_qo_heads / plan.num_kv_heads);
+  // More blocks between a head's statistics and its tiles than a GPU holds at a time.
+  constexpr int64_t kBetween = 1024;
+  if (stats > 0) {
+    p.lag = static_cast<i32>(std::min(pairs, 1 + (kBetween + stats + tiles - 1) / (stats + tiles)));
+  }
+  sink.launch(Kernel::kPrepare, pairs * (stats + tiles), &p);
 }
 
 AttnParams attention_params(const Task& t) {
@@ -206,8 +225,7 @@ void enumerate_launches(const PlanConfig& plan, const Launch& launch, Sink& sink
   if (task.extent.max_q_tiles == 0) return;
   // Without a key every row is empty, and attention looks at nothing but lengths.
   if (task.extent.max_k_tiles > 0) {
-    take_statistics(task, sink);
-    quantize(task, sink);
+    prepare(task, sink);
   }
   attend(task, sink);
 }

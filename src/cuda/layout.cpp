@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "include/sageattn.h"
+#include "ptx/tile/dims.h"
 #include "src/core/region.h"
 
 namespace sageattn::cuda {
@@ -40,9 +41,6 @@ Sizes walk(const PlanConfig& plan, const Extent& e, void* base, Areas& areas) {
   const int128 k_tiles = int128{e.k_tiles} * plan.num_kv_heads;
   const int128 v_rows = int128{e.v_groups} * plan.num_kv_heads;
   areas.q_codes = c.take<unsigned char>(q_tiles * plan.tile.b_q * shape.qk_row_bytes);
-  // Statistics come before codes, and need less: for each tile of 64 keys 4 stats_tile floats, where
-  // codes take 32 d_tile + 64 dv_tile bytes at least.
-  areas.partial = c.take<float>(0);
   areas.k_codes = c.take<unsigned char>(k_tiles * plan.tile.b_k * shape.qk_row_bytes);
   areas.v_codes = c.take<unsigned char>(k_tiles * plan.tile.b_k * shape.v_row_bytes);
   if (!shape.exact) {
@@ -55,6 +53,7 @@ Sizes walk(const PlanConfig& plan, const Extent& e, void* base, Areas& areas) {
   sizes.copies = c.size();
 
   areas.sequences = c.take<SequenceEntry>(e.batch);
+  if (!shape.exact) areas.counters = c.take<i32>(int128{e.batch} * plan.num_kv_heads * 2);
   if (!shape.exact) areas.v_mean = c.take<float>(v_rows * shape.dv_tile);
   if (!shape.exact && plan.smooth_k == SAGEATTN_SMOOTH_ON) {
     areas.k_mean = c.take<float>(int128{e.batch} * plan.num_kv_heads * shape.d_tile);
@@ -67,8 +66,6 @@ Sizes walk(const PlanConfig& plan, const Extent& e, void* base, Areas& areas) {
   sizes.spare = c.size() - sizes.copies;
   return sizes;
 }
-
-int round_channels(int32_t channels) { return channels <= 64 ? 64 : channels <= 128 ? 128 : 256; }
 
 // Tiles of `size` that sequences of at most max_len and `total` tokens in all can have.
 int64_t tiles_of(int64_t batch, int64_t max_len, int64_t total, int64_t size) {
@@ -105,9 +102,9 @@ Shape::Shape(const PlanConfig& plan) {
   exact = plan.qk_format == SAGEATTN_QK_NONE;
   grouped = !exact &&
             (plan.v_scale == SAGEATTN_V_SCALE_GROUP || plan.smooth_v == SAGEATTN_SMOOTH_V_GROUP);
-  d_tile = round_channels(plan.head_dim);
-  dv_tile = round_channels(plan.head_dim_v);
-  stats_tile = std::max(d_tile, dv_tile);
+  const HeadDims dims = head_dims(plan.head_dim, plan.head_dim_v);
+  d_tile = dims.qk;
+  dv_tile = dims.v;
   qk_row_bytes = exact ? d_tile * 2 : plan.qk_format == SAGEATTN_QK_I4 ? d_tile / 2 : d_tile;
   v_row_bytes = plan.pv_format == SAGEATTN_PV_E4M3 ? dv_tile : dv_tile * 2;
   q_groups = plan.tile.b_q / plan.tile.rows_per_warp * 8;

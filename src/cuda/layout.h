@@ -28,8 +28,7 @@ struct Shape {
 
   bool exact;
   bool grouped;         // V is scaled or smoothed per promotion group
-  int d_tile, dv_tile;  // channels in the workspace: 64, 128 or 256
-  int stats_tile;       // of partial statistics: the larger of the two
+  int d_tile, dv_tile;  // channels in the workspace: ptx/tile/dims.h
   int qk_row_bytes;     // of Q and K codes
   int v_row_bytes;      // V codes of one key
   int q_groups;         // scales of a Q tile
@@ -51,7 +50,7 @@ struct Areas {
   float *q_scale, *k_scale, *v_scale;
   float* v_mean;
   float* k_mean;    // null: K is not smoothed
-  float* partial;   // statistics; shares the memory of k_codes and v_codes, which are written later
+  i32* counters;    // null: EXACT
   float* lse_bias;  // null: K is not smoothed
   float* q_mean;    // null: Q is not smoothed
   float* ds;        // null: Q is not smoothed
