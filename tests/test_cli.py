@@ -646,7 +646,9 @@ class Info(CliTest):
         self.assertRegex(stdout, r"(?m)^pv_format +f16 ")
 
     def test_selftest(self):
-        self.assertIs(self.call_json("selftest", "--backend=cpu")["ok"], True)
+        result = self.call_json("selftest", "--backend=cpu")
+        self.assertIs(result["ok"], True)
+        self.assertIn("SAGE2_8B, dense: passed", "\n".join(result["cases"]))
         self.assertIn("passed", self.call("selftest", "--backend=cpu")[0])
 
     def test_version(self):
