@@ -58,7 +58,14 @@ Json report_json(const std::string& report) {
   for (std::string line; std::getline(lines, line);) {
     const size_t separator = line.find(kSeparator);
     if (separator == std::string::npos) continue;
-    json[line.substr(0, separator)] = line.substr(separator + 2);
+    Json& value = json[line.substr(0, separator)];
+    const std::string text = line.substr(separator + 2);
+    if (value.is_null()) {
+      value = text;
+    } else {  // one of several: a list
+      if (!value.is_array()) value = Json::array({value});
+      value.push_back(text);
+    }
   }
   return json;
 }
