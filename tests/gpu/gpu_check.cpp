@@ -1,12 +1,13 @@
 // The CUDA backend against the CPU backend, on a GPU, through the C API.
 //
-//   gpu_check [--only grid|checks|shapes|large]... [--cases N] [--seed N] [--device N]
+//   gpu_check [--only selftest|grid|checks|shapes|large]... [--cases N] [--seed N] [--device N]
 //             [--numerics TEXT] [--case N] [--threads N] [--quick] [--verbose]
 //
-//   grid    many numerics over a grid of small problems; the codes in the workspace, too
-//   checks  capture, threads, streams, workspace edges, NaN and Inf, hostile lengths
-//   shapes  what users of such libraries reported as wrong; needs some 3 GB
-//   large   the same beyond 2^31 and 2^32 elements; needs some 30 GB
+//   selftest  sageattn_selftest, and what its log says
+//   grid      many numerics over a grid of small problems; the codes in the workspace, too
+//   checks    capture, threads, streams, workspace edges, NaN and Inf, hostile lengths
+//   shapes    what users of such libraries reported as wrong; needs some 3 GB
+//   large     the same beyond 2^31 and 2^32 elements; needs some 30 GB
 // --numerics and --case: those whose name contains the text, and that problem of the grid. --quick:
 // three problems for every kind of kernel instead of the grid, for slow tools such as
 // compute-sanitizer.
@@ -288,6 +289,29 @@ int check_named(const Gpu& gpu, const Options& options, const std::vector<NamedC
   return passed;
 }
 
+// Returns how many cases passed.
+int check_selftest(int ordinal, Failures& failures) {
+  sageattn_context_desc desc = {};
+  desc.struct_size = sizeof desc;
+  desc.backend = SAGEATTN_BACKEND_CUDA;
+  desc.device = ordinal;
+  int passed = 0;
+  desc.log_user = &passed;
+  desc.log = [](void* user, int32_t, const char* message) {
+    const std::string line = message;
+    if (!line.starts_with("selftest: ")) return;
+    std::printf("%s\n", message);
+    if (line.find(": passed") != std::string::npos) ++*static_cast<int*>(user);
+  };
+  sageattn_error error = {};
+  error.struct_size = sizeof error;
+  sageattn_context* raw = nullptr;
+  must(sageattn_context_create(&desc, &raw, &error), error);
+  const ContextOwner context(raw);
+  if (sageattn_selftest(raw, &error) != SAGEATTN_OK) failures.add("selftest", error.message);
+  return passed;
+}
+
 int run(Flags& flags) {
   const int ordinal = flags.number("--device", 0);
   const Options options(flags);
@@ -302,6 +326,7 @@ int run(Flags& flags) {
   int passed = 0;
   Failures failures;
   if (options.wants("checks")) passed += check_named(gpu, options, first_checks(), failures);
+  if (options.wants("selftest")) passed += check_selftest(ordinal, failures);
   if (options.wants("grid")) passed += check_grid(gpu, options, failures);
   if (options.wants("checks")) passed += check_named(gpu, options, general_checks(), failures);
   if (options.wants("shapes")) passed += check_named(gpu, options, reported_shapes(), failures);
