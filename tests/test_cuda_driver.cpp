@@ -188,8 +188,9 @@ TEST_CASE("Modules: loaded once for a device and the same bytes, forced, within 
 }
 
 TEST_CASE("Self-test: a device that computes nothing fails it, and nothing stays behind") {
-  const std::string folder = std::getenv("LD_LIBRARY_PATH");  // where the build put the fakes
-  const std::string nvrtc = folder + "/libfake_nvrtc.so";
+  const char* const folder = std::getenv("LD_LIBRARY_PATH");  // where the build put the fakes
+  REQUIRE(folder != nullptr);
+  const std::string nvrtc = std::string(folder) + "/libfake_nvrtc.so";
   std::vector<std::string> lines;
   sageattn_context_desc desc{};
   desc.backend = SAGEATTN_BACKEND_CUDA;
