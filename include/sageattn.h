@@ -597,7 +597,9 @@ SAGEATTN_API int32_t sageattn_compare(const sageattn_compare_args *args,
                                       sageattn_compare_result *result, sageattn_error *err);
 
 /* Runs small attentions of every preset on the context's backend and compares them with an exact
- * computation. Takes a few seconds at most and allocates what it needs.
+ * computation, on a device on a stream of its own. Takes a few seconds at most, compiling apart, and
+ * allocates what it needs. The log (INFO) says of each case that it passed, and with which error, or
+ * why the backend cannot run it, which is not a failure.
  * Errors: SELFTEST (the message names the case that failed), and what plan and execute return. */
 SAGEATTN_API int32_t sageattn_selftest(sageattn_context *ctx, sageattn_error *err);
 

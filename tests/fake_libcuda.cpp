@@ -1,7 +1,7 @@
 // A CUDA driver without a GPU: two devices whose kernels do nothing. It checks what it is called
 // with, so that launches can be tested anywhere. Built as libcuda.so.1; the environment variables
 // FAKE_CUDA_VERSION (e.g. 11040), FAKE_CUDA_CC (e.g. 89), FAKE_CUDA_DEVICES and FAKE_CUDA_MISSING
-// (a symbol) change what it pretends to be.
+// (a symbol) change what it pretends to be; FAKE_CUDA_MEMORY is how many allocations succeed.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -25,6 +25,7 @@ struct Counts {
   int launches, modules, pushes, pops, attribute_queries, max_dynamic_shared;
   unsigned last_grid, last_block, last_shared;
   void* last_stream;
+  int allocations, streams;  // that are held
 } counts;
 
 struct LaunchConfig {
@@ -130,10 +131,14 @@ Result launch(const LaunchConfig* config, void* function, void** parameters, voi
 }
 // Device memory is host memory, and streams are always done.
 Result allocate(unsigned long long* pointer, size_t bytes) {
+  if (stack.empty()) return 201;
+  if (counts.allocations >= number("FAKE_CUDA_MEMORY", 1 << 30)) return 2;
+  ++counts.allocations;
   *pointer = reinterpret_cast<uintptr_t>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
   return *pointer != 0 ? 0 : 2;
 }
 Result release(unsigned long long pointer) {
+  --counts.allocations;
   std::free(reinterpret_cast<void*>(pointer));
   return 0;
 }
@@ -154,6 +159,14 @@ Result create(void** object, unsigned) {
   return 0;
 }
 Result nothing(void*) { return 0; }
+Result create_stream(void** stream, unsigned flags) {
+  ++counts.streams;
+  return create(stream, flags);
+}
+Result destroy_stream(void*) {
+  --counts.streams;
+  return 0;
+}
 Result elapsed(float* ms, void*, void*) {
   *ms = 1;
   return 0;
@@ -200,8 +213,8 @@ __attribute__((visibility("default"))) Result cuGetProcAddress_v2(const char* na
                                    symbol("cuMemcpyHtoD", copy_in),
                                    symbol("cuMemcpyDtoH", copy_out),
                                    symbol("cuMemsetD8", fill),
-                                   symbol("cuStreamCreate", create),
-                                   symbol("cuStreamDestroy", nothing),
+                                   symbol("cuStreamCreate", create_stream),
+                                   symbol("cuStreamDestroy", destroy_stream),
                                    symbol("cuStreamSynchronize", nothing),
                                    symbol("cuEventCreate", create),
                                    symbol("cuEventDestroy", nothing),

@@ -16,6 +16,8 @@
 #include <tuple>
 #include <utility>
 
+#include "tests/buffers.h"
+
 namespace sageattn_test {
 
 // ---------------------------------------------------------------------------------------------
@@ -531,137 +533,26 @@ bool selected(const Problem& problem, const Numerics& numerics) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Tensors in guarded memory.
+// Running a problem.
 // ---------------------------------------------------------------------------------------------
 namespace {
-
-constexpr unsigned char kCanary = 0xA5;
-constexpr int64_t kGuard = 64;  // elements
-
-struct Dims {
-  int64_t batch, token, head, dim;
-};
-
-// Element (b, t, h, c) of the tensor lies at origin + the strides.
-struct Placement {
-  Dims stride;
-  int64_t origin, elements;
-};
-
-Placement place(View view, int32_t layout, const Dims& n) {
-  Placement p{};
-  const bool head_major = (layout == SAGEATTN_LAYOUT_HND) != (view == View::OtherMajor);
-  int64_t dim = 1;
-  switch (view) {
-    case View::Default:
-    case View::OtherMajor:
-      if (head_major) {
-        p.stride = {n.head * n.token * n.dim, n.dim, n.token * n.dim, 1};
-      } else {
-        p.stride = {n.token * n.head * n.dim, n.head * n.dim, n.dim, 1};
-      }
-      break;
-    case View::Padded:
-      p.stride.dim = 1;
-      p.stride.head = n.dim + 3;
-      p.stride.token = n.head * p.stride.head + 5;
-      p.stride.batch = n.token * p.stride.token + 7;
-      break;
-    case View::Transposed:
-      p.stride = {n.head * n.dim * n.token, 1, n.dim * n.token, n.token};
-      break;
-    case View::Interleaved:
-      dim = 2;
-      [[fallthrough]];
-    case View::Reversed:
-      p.stride = {n.token * n.head * n.dim * dim, n.head * n.dim * dim, n.dim * dim, dim};
-      break;
-    case View::SharedHead:
-      p.stride = {n.token * n.dim, n.dim, 0, 1};
-      break;
-  }
-  const auto span = [](int64_t count, int64_t stride) {
-    return count > 1 ? (count - 1) * stride : 0;
-  };
-  const bool none = n.batch * n.token * n.head * n.dim == 0;
-  p.elements = none ? 0
-                    : 1 + span(n.batch, p.stride.batch) + span(n.token, p.stride.token) +
-                          span(n.head, p.stride.head) + span(n.dim, p.stride.dim);
-  p.origin = kGuard;
-  if (view == View::Reversed && !none) {
-    p.origin +=
-        span(n.token, p.stride.token) + span(n.head, p.stride.head) + span(n.dim, p.stride.dim);
-    p.stride.token = -p.stride.token;
-    p.stride.head = -p.stride.head;
-    p.stride.dim = -p.stride.dim;
-  }
-  return p;
-}
-
-class Tensor {
- public:
-  Tensor(View view, int32_t layout, int32_t dtype, const Dims& dims)
-      : view_(view),
-        dtype_(dtype),
-        dims_(dims),
-        place_(place(view, layout, dims)),
-        bytes_((place_.elements + 2 * kGuard) * dtype_size(dtype), kCanary) {}
-
-  void fill_nan() {
-    for (size_t i = 0; i < bytes_.size(); i += dtype_size(dtype_)) {
-      store(&bytes_[i], dtype_, std::numeric_limits<float>::quiet_NaN());
-    }
-  }
-
-  unsigned char* at(int64_t b, int64_t t, int64_t h, int64_t c) {
-    const Dims& s = place_.stride;
-    return &bytes_[(place_.origin + b * s.batch + t * s.token + h * s.head + c * s.dim) *
-                   dtype_size(dtype_)];
-  }
-
-  void* data() {
-    return place_.elements == 0 ? nullptr : &bytes_[place_.origin * dtype_size(dtype_)];
-  }
-
-  // As passed to the library: zeros for the default, nonsense where it must be ignored.
-  Dims strides(bool varlen) const {
-    if (view_ == View::Default) return {0, 0, 0, 0};
-    Dims s = place_.stride;
-    if (dims_.batch == 1) s.batch = varlen ? 0 : -77;
-    if (dims_.token == 1) s.token = -7777;
-    if (dims_.head == 1) s.head = 77777;
-    if (dims_.dim == 1) s.dim = 0;
-    return s;
-  }
-
-  std::vector<unsigned char>& bytes() { return bytes_; }
-  const Dims& dims() const { return dims_; }
-  int element_size() const { return dtype_size(dtype_); }
-
- private:
-  View view_;
-  int32_t dtype_;
-  Dims dims_;
-  Placement place_;
-  std::vector<unsigned char> bytes_;
-};
 
 bool is_canary(const unsigned char* bytes, size_t size) {
   return std::all_of(bytes, bytes + size, [](unsigned char x) { return x == kCanary; });
 }
 
 // The first byte outside the tokens that may be written which no longer holds the canary.
-std::string find_stray_write(Tensor& tensor, const std::vector<std::vector<bool>>& may_write,
+std::string find_stray_write(const Tensor& tensor, const std::vector<std::vector<bool>>& may_write,
                              const char* name) {
-  std::vector<unsigned char> rest = tensor.bytes();
+  std::vector<unsigned char> rest = tensor.image;
   const Dims& n = tensor.dims();
-  const int size = tensor.element_size();
+  const int size = dtype_size(tensor.dtype());
   for (int64_t b = 0; b < n.batch; ++b) {
     for (int64_t t = 0; t < n.token; ++t) {
       if (!may_write[b][t]) continue;
       for (int64_t h = 0; h < n.head; ++h) {
         for (int64_t c = 0; c < n.dim; ++c) {
-          std::memset(&rest[tensor.at(b, t, h, c) - tensor.bytes().data()], kCanary, size);
+          std::memset(&rest[tensor.at(b, t, h, c)], kCanary, size);
         }
       }
     }
@@ -672,16 +563,6 @@ std::string find_stray_write(Tensor& tensor, const std::vector<std::vector<bool>
     }
   }
   return {};
-}
-
-std::vector<int32_t> cumulative(const std::vector<int>& lens, int start) {
-  std::vector<int32_t> cu{start};
-  for (int len : lens) cu.push_back(cu.back() + len);
-  return cu;
-}
-
-int largest(const std::vector<int>& values) {
-  return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
 }
 
 }  // namespace
@@ -704,6 +585,26 @@ sageattn_attn_desc make_desc(const Problem& p, const Numerics& numerics) {
   desc.sm_scale_set = p.sm_scale_set ? 1 : 0;
   desc.sm_scale = p.sm_scale;
   return desc;
+}
+
+std::vector<int32_t> cumulative(const std::vector<int>& lens, int start) {
+  std::vector<int32_t> cu{start};
+  for (const int len : lens) cu.push_back(cu.back() + len);
+  return cu;
+}
+
+void set_limits(const Problem& p, sageattn_attn_desc& desc) {
+  const auto limit = [&](int64_t n) { return std::max<int64_t>(n, 1) + (p.id % 3 == 0 ? 5 : 0); };
+  const auto largest = [](const std::vector<int>& lens) {
+    return lens.empty() ? 0 : *std::max_element(lens.begin(), lens.end());
+  };
+  desc.max_batch = static_cast<int32_t>(limit(p.batch()));
+  desc.max_qo_len = static_cast<int32_t>(limit(largest(p.qo_lens)));
+  desc.max_kv_len = static_cast<int32_t>(limit(largest(p.kv_lens)));
+  if (p.batch_mode == SAGEATTN_BATCH_VARLEN) {
+    desc.max_total_qo = limit(cumulative(p.qo_lens, p.gap).back() + p.gap);
+    desc.max_total_kv = limit(cumulative(p.kv_lens, p.gap).back() + p.gap);
+  }
 }
 
 sageattn_context* shared_context(int32_t arch, int threads) {
@@ -735,21 +636,11 @@ CaseResult run_case(const Problem& p, const Numerics& numerics, const Data& data
   const AttentionShape& s = p.shape;
   const bool varlen = p.batch_mode == SAGEATTN_BATCH_VARLEN;
   const int batch = p.batch();
-  const std::vector<int32_t> cu_q = cumulative(p.qo_lens, p.gap);
-  const std::vector<int32_t> cu_kv = cumulative(p.kv_lens, p.gap);
-  const int64_t total_qo = cu_q.back() + p.gap, total_kv = cu_kv.back() + p.gap;
 
   sageattn_error error = {};
   error.struct_size = sizeof error;
   sageattn_attn_desc desc = make_desc(p, numerics);
-  const int slack = p.id % 3 == 0 ? 5 : 0;
-  desc.max_batch = std::max(batch, 1) + slack;
-  desc.max_qo_len = std::max(largest(p.qo_lens), 1) + slack;
-  desc.max_kv_len = std::max(largest(p.kv_lens), 1) + slack;
-  if (varlen) {
-    desc.max_total_qo = std::max<int64_t>(total_qo, 1) + slack;
-    desc.max_total_kv = std::max<int64_t>(total_kv, 1) + slack;
-  }
+  set_limits(p, desc);
   sageattn_plan* raw_plan = nullptr;
   result.status = sageattn_plan_create(shared_context(numerics.arch, options.threads), &desc,
                                        &raw_plan, &error);
@@ -767,74 +658,11 @@ CaseResult run_case(const Problem& p, const Numerics& numerics, const Data& data
     return result;
   }
 
-  // Tensors.
-  const int64_t batches = varlen ? 1 : batch;
-  const int64_t q_tokens = varlen ? total_qo : batch > 0 ? p.qo_lens[0] : 0;
-  const int64_t kv_tokens = varlen ? total_kv : batch > 0 ? p.kv_lens[0] : 0;
-  Tensor q(p.q_view, p.layout, p.q_dtype, {batches, q_tokens, s.num_qo_heads, s.head_dim});
-  Tensor k(p.k_view, p.layout, p.kv_dtype, {batches, kv_tokens, s.num_kv_heads, s.head_dim});
-  Tensor v(p.v_view, p.layout, p.kv_dtype, {batches, kv_tokens, s.num_kv_heads, s.head_dim_v});
-  Tensor out(p.out_view, p.layout, p.out_dtype, {batches, q_tokens, s.num_qo_heads, s.head_dim_v});
-  // lse is [batch, head, token] unless its strides say otherwise.
-  Tensor lse(p.lse_view, SAGEATTN_LAYOUT_HND, SAGEATTN_F32, {batches, q_tokens, s.num_qo_heads, 1});
-  for (Tensor* tensor : {&q, &k, &v}) tensor->fill_nan();
-
-  const auto place_rows = [&](Tensor& tensor, int32_t dtype, const std::vector<float>& values,
-                              int tokens, int b, int64_t start) {
-    const Dims& n = tensor.dims();
-    size_t next = 0;
-    for (int t = 0; t < tokens; ++t) {
-      for (int64_t h = 0; h < n.head; ++h) {
-        for (int64_t c = 0; c < n.dim; ++c) {
-          store(tensor.at(varlen ? 0 : b, start + t, h, c), dtype, values[next++]);
-        }
-      }
-    }
-  };
-  for (int b = 0; b < batch; ++b) {
-    const int64_t q_start = varlen ? cu_q[b] : 0, kv_start = varlen ? cu_kv[b] : 0;
-    place_rows(q, p.q_dtype, data[b].q, data[b].qo_len, b, q_start);
-    place_rows(k, p.kv_dtype, data[b].k, data[b].kv_len, b, kv_start);
-    place_rows(v, p.kv_dtype, data[b].v, data[b].kv_len, b, kv_start);
-  }
-  const std::vector<unsigned char> before[3] = {q.bytes(), k.bytes(), v.bytes()};
-
-  // Arguments.
-  sageattn_execute_args args = {};
-  args.struct_size = sizeof args;
-  args.batch = batch;
-  if (varlen) {
-    args.total_qo = total_qo;
-    args.total_kv = total_kv;
-  } else {
-    args.qo_len = static_cast<int32_t>(q_tokens);
-    args.kv_len = static_cast<int32_t>(kv_tokens);
-  }
-  const auto input = [&](Tensor& tensor) {
-    const Dims n = tensor.strides(varlen);
-    return sageattn_const_tensor{tensor.data(), n.batch, n.token, n.head, n.dim};
-  };
-  args.q = input(q);
-  args.k = input(k);
-  args.v = input(v);
-  const Dims os = out.strides(varlen);
-  args.out = {out.data(), os.batch, os.token, os.head, os.dim};
-  if (options.want_lse && lse.data() != nullptr) {
-    const Dims ls = lse.strides(varlen);
-    args.lse = {static_cast<float*>(lse.data()), ls.batch, ls.head, ls.token};
-  }
-  std::vector<int32_t> given_cu_q = options.cu_seqlens_q.empty() ? cu_q : options.cu_seqlens_q;
-  std::vector<int32_t> given_cu_kv = options.cu_seqlens_kv.empty() ? cu_kv : options.cu_seqlens_kv;
-  std::vector<int32_t> used(p.seqused.begin(), p.seqused.end());
-  if (!options.seqused.empty()) used = options.seqused;
-  if (varlen) {
-    args.cu_seqlens_q = given_cu_q.data();
-    args.cu_seqlens_kv = given_cu_kv.data();
-  }
-  if (!used.empty()) args.seqused_kv = used.data();
-  constexpr int32_t kStatusCanary = 0x5A5A5A5A;
-  std::vector<int32_t> words(batch + 2, kStatusCanary);
-  args.status = &words[1];
+  Buffers buffers = make_buffers(p, data, options.lengths);
+  Tensor &out = buffers.out, &lse = buffers.lse;
+  const std::vector<unsigned char> before[3] = {buffers.q.image, buffers.k.image, buffers.v.image};
+  sageattn_execute_args args = make_args(p, buffers, addresses_of(buffers));
+  if (!options.want_lse) args.lse = {};
 
   // Workspace: exactly what is needed, no better aligned than promised.
   const size_t workspace_size = static_cast<size_t>(result.info.min_workspace);
@@ -852,24 +680,27 @@ CaseResult run_case(const Problem& p, const Numerics& numerics, const Data& data
   // What must not have changed.
   std::string& violation = result.violation;
   const char* const names[3] = {"q", "k", "v"};
-  Tensor* const inputs[3] = {&q, &k, &v};
+  const Tensor* const inputs[3] = {&buffers.q, &buffers.k, &buffers.v};
   for (int i = 0; i < 3; ++i) {
-    if (inputs[i]->bytes() != before[i]) violation = std::string(names[i]) + " was written";
+    if (inputs[i]->image != before[i]) violation = std::string(names[i]) + " was written";
   }
   if (!is_canary(arena.data(), offset)) violation = "memory before the workspace was written";
   if (!is_canary(&arena[offset] + workspace_size, arena.size() - offset - workspace_size)) {
     violation = "memory after the workspace was written";
   }
-  if (words.front() != kStatusCanary || words.back() != kStatusCanary) {
+  if (!status_guards_hold(buffers.status)) {
     violation = "memory around the status words was written";
   }
+  const int64_t q_tokens = out.dims().token;
+  const int64_t q_start = varlen ? p.gap : 0;
+  const int64_t q_end = varlen ? q_tokens - p.gap : q_tokens;
   if (violation.empty()) {
     const bool ok = result.status == SAGEATTN_OK;
-    const bool own_lengths = options.cu_seqlens_q.empty() && options.cu_seqlens_kv.empty();
-    std::vector<std::vector<bool>> rows(batches, std::vector<bool>(q_tokens, ok));
+    const bool own_lengths = options.lengths.cu_q.empty() && options.lengths.cu_kv.empty();
+    std::vector<std::vector<bool>> rows(out.dims().batch, std::vector<bool>(q_tokens, ok));
     if (ok && varlen && own_lengths) {
       rows[0].assign(q_tokens, false);
-      for (int64_t t = cu_q.front(); t < cu_q.back(); ++t) rows[0][t] = true;
+      for (int64_t t = q_start; t < q_end; ++t) rows[0][t] = true;
     }
     violation = find_stray_write(out, rows, "out");
     if (!options.want_lse) {
@@ -885,26 +716,29 @@ CaseResult run_case(const Problem& p, const Numerics& numerics, const Data& data
     for (int64_t t = start; t < start + tokens; ++t) {
       for (int h = 0; h < s.num_qo_heads; ++h) {
         for (int c = 0; c < s.head_dim_v; ++c) {
-          output.out.push_back(load(out.at(b, t, h, c), p.out_dtype));
+          output.out.push_back(load(&out.image[out.at(b, t, h, c)], p.out_dtype));
         }
-        output.lse.push_back(load(lse.at(b, t, h, 0), SAGEATTN_F32));
+        output.lse.push_back(load(&lse.image[lse.at(b, t, h, 0)], SAGEATTN_F32));
       }
     }
     return output;
   };
+  int64_t start = q_start;
   for (int b = 0; b < batch; ++b) {
-    result.sequences.push_back(varlen ? read_rows(0, cu_q[b], p.qo_lens[b])
+    result.sequences.push_back(varlen ? read_rows(0, start, p.qo_lens[b])
                                       : read_rows(b, 0, q_tokens));
-    result.sequence_status.push_back(words[b + 1]);
+    result.sequence_status.push_back(buffers.status[b + 1]);
+    start += p.qo_lens[b];
   }
   if (varlen) {
     result.packed = read_rows(0, 0, q_tokens);
     for (int64_t t = 0; t < q_tokens; ++t) {
       bool untouched = true;
       for (int h = 0; h < s.num_qo_heads; ++h) {
-        untouched = untouched && is_canary(lse.at(0, t, h, 0), 4);
+        untouched = untouched && is_canary(&lse.image[lse.at(0, t, h, 0)], 4);
         for (int c = 0; c < s.head_dim_v; ++c) {
-          untouched = untouched && is_canary(out.at(0, t, h, c), dtype_size(p.out_dtype));
+          untouched =
+              untouched && is_canary(&out.image[out.at(0, t, h, c)], dtype_size(p.out_dtype));
         }
       }
       result.packed_row_untouched.push_back(untouched);

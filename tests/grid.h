@@ -88,10 +88,14 @@ Data make_data(const Problem& problem);
 
 // ---- Running it --------------------------------------------------------------------------------
 
+// Where not empty: passed instead of the true ones (VARLEN).
+struct Lengths {
+  std::vector<int32_t> cu_q, cu_kv, used;
+};
+
 struct RunOptions {
   int threads = 1;
-  // Non-empty: passed instead of the true ones (VARLEN).
-  std::vector<int32_t> cu_seqlens_q, cu_seqlens_kv, seqused;
+  Lengths lengths;
   bool want_lse = true;
 };
 
@@ -116,6 +120,11 @@ sageattn_context* shared_context(int32_t arch, int threads);
 
 // Fills everything of a desc but the limits.
 sageattn_attn_desc make_desc(const Problem& problem, const Numerics& numerics);
+// What the problem needs, for every third one a little more.
+void set_limits(const Problem& problem, sageattn_attn_desc& desc);
+
+// Where each of packed sequences starts, and the last ends.
+std::vector<int32_t> cumulative(const std::vector<int>& lens, int start);
 
 // Calls f(0) .. f(n - 1) on a few threads. f returns a failure report, or nothing. Returns the
 // reports in order of index.

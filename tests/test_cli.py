@@ -646,7 +646,9 @@ class Info(CliTest):
         self.assertRegex(stdout, r"(?m)^pv_format +f16 ")
 
     def test_selftest(self):
-        self.assertIs(self.call_json("selftest", "--backend=cpu")["ok"], True)
+        result = self.call_json("selftest", "--backend=cpu")
+        self.assertIs(result["ok"], True)
+        self.assertIn("SAGE2_8B, dense: passed", "\n".join(result["cases"]))
         self.assertIn("passed", self.call("selftest", "--backend=cpu")[0])
 
     def test_version(self):
@@ -694,7 +696,8 @@ class Errors(CliTest):
         self.write("cu.npy", Tensor("I32", (2,), (0, 4)))
         stderr = self.run_flags("--cu-seqlens-q=cu.npy", code=USAGE)
         self.assertIn("--cu-seqlens-kv", stderr)
-        self.run_flags("--backend=cuda", code=USAGE)
+        stderr = self.run_flags("--backend=cuda", code=USAGE)
+        self.assertIn("only the CPU backend computes", stderr)
         stderr = self.run_flags("--window-left=3", code=LIBRARY)
         self.assertIn("window_left", stderr)
         self.assertIn("SAGEATTN_E_INVALID_ARGUMENT", stderr)

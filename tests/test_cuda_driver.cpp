@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "include/sageattn.h"
+#include "src/core/context.h"
 #include "src/core/error.h"
+#include "src/core/selftest.h"
 #include "src/cuda/backend.h"
 #include "src/cuda/device.h"
 #include "src/cuda/driver.h"
@@ -25,6 +27,7 @@ struct Counts {
   int launches, modules, pushes, pops, attribute_queries, max_dynamic_shared;
   unsigned last_grid, last_block, last_shared;
   void* last_stream;
+  int allocations, streams;
 };
 
 Counts counts() {
@@ -182,4 +185,52 @@ TEST_CASE("Modules: loaded once for a device and the same bytes, forced, within 
   const std::vector<unsigned char> garbage(16);
   CHECK(error_of([&] { cuda::load_kernel(api, device, garbage, "x", 128, 0); }).status ==
         SAGEATTN_E_DRIVER_TOO_OLD);
+}
+
+TEST_CASE("Self-test: a device that computes nothing fails it, and nothing stays behind") {
+  const char* const folder = std::getenv("LD_LIBRARY_PATH");  // where the build put the fakes
+  REQUIRE(folder != nullptr);
+  const std::string nvrtc = std::string(folder) + "/libfake_nvrtc.so";
+  std::vector<std::string> lines;
+  sageattn_context_desc desc{};
+  desc.backend = SAGEATTN_BACKEND_CUDA;
+  desc.flags = SAGEATTN_CONTEXT_NO_DISK_CACHE;
+  desc.nvrtc_path = nvrtc.c_str();
+  desc.log_user = &lines;
+  desc.log = [](void* user, int32_t, const char* message) {
+    static_cast<std::vector<std::string>*>(user)->emplace_back(message);
+  };
+  const auto run = [&] {
+    const std::unique_ptr<Context, void (*)(Context*)> context(Context::create(desc),
+                                                               [](Context* c) { c->release(); });
+    return error_of([&] { selftest(*context); });
+  };
+  const Counts before = counts();
+  const auto check_nothing_left = [&] {
+    CHECK(counts().allocations == before.allocations);
+    CHECK(counts().streams == before.streams);
+    CHECK(counts().pops - before.pops == counts().pushes - before.pushes);
+  };
+
+  Error error = run();
+  INFO(error.message);
+  CHECK(error.status == SAGEATTN_E_SELFTEST);
+  CHECK(contains(error, "preset AUTO, dense: out has"));
+  CHECK(counts().launches > before.launches);
+  check_nothing_left();
+
+  for (int allocations = 0; allocations < 8; ++allocations) {
+    const Setting memory("FAKE_CUDA_MEMORY", std::to_string(allocations).c_str());
+    error = run();
+    INFO(error.message);
+    CHECK(error.status == SAGEATTN_E_OUT_OF_MEMORY);
+    CHECK(contains(error, "cuMemAlloc("));
+    check_nothing_left();
+  }
+
+  desc.target_arch = 89;  // not the fake's
+  error = run();
+  CHECK(error.status == SAGEATTN_E_UNSUPPORTED);
+  CHECK(contains(error, "target_arch = 89"));
+  for (const std::string& line : lines) CHECK(line.find(": passed") == std::string::npos);
 }

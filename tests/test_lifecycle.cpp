@@ -144,6 +144,12 @@ TEST_CASE("the report says what was chosen and why") {
   contains(text, "backend: CPU (AUTO: ");
   contains(text, "arch: 90 (emulated, default)\n");
   contains(text, "threads: ");
+  contains(text, "driver_library: ");
+  contains(text, "nvrtc: ");
+  desc.nvrtc_path = "/somewhere/libnvrtc.so";
+  text = report(desc);
+  contains(text, "nvrtc: none");
+  contains(text, "nvrtc_tried: nvrtc_path = /somewhere/libnvrtc.so: no such file or folder\n");
 
   desc = cpu_desc(3);
   desc.target_arch = 89;

@@ -403,9 +403,9 @@ TEST_CASE("nonsense lengths poison their own rows only", "[nonfinite]") {
     const AttentionShape& s = problem.shape;
     for (const Hostile& hostile : cases) {
       RunOptions options;
-      options.cu_seqlens_q = hostile.cu_q;
-      options.cu_seqlens_kv = hostile.cu_kv;
-      options.seqused = hostile.seqused;
+      options.lengths.cu_q = hostile.cu_q;
+      options.lengths.cu_kv = hostile.cu_kv;
+      options.lengths.used = hostile.seqused;
       const CaseResult got = must_run(problem, numerics, data, options);
       const std::string where = std::string(hostile.what) + ": ";
       if (got.sequence_status != hostile.status) return where + "status words";
@@ -445,7 +445,7 @@ TEST_CASE("nonsense seqused_kv of a dense batch", "[nonfinite]") {
   check_each(presets_and_exact(), [&](const Numerics& numerics) {
     const CaseResult clean = must_run(problem, numerics, data);
     RunOptions options;
-    options.seqused = {71, 3, -1, 69};
+    options.lengths.used = {71, 3, -1, 69};
     const CaseResult got = must_run(problem, numerics, data, options);
     if (got.sequence_status != std::vector<int32_t>{1, 0, 1, 0}) return std::string("status words");
     for (const int b : {0, 2}) {

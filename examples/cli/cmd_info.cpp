@@ -4,6 +4,8 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "commands.h"
 #include "library.h"
@@ -56,7 +58,14 @@ Json report_json(const std::string& report) {
   for (std::string line; std::getline(lines, line);) {
     const size_t separator = line.find(kSeparator);
     if (separator == std::string::npos) continue;
-    json[line.substr(0, separator)] = line.substr(separator + 2);
+    Json& value = json[line.substr(0, separator)];
+    const std::string text = line.substr(separator + 2);
+    if (value.is_null()) {
+      value = text;
+    } else {  // one of several: a list
+      if (!value.is_array()) value = Json::array({value});
+      value.push_back(text);
+    }
   }
   return json;
 }
@@ -117,13 +126,31 @@ ExitCode info(const InfoFlags& flags) {
   return kOk;
 }
 
+// What the self-test says of each case; printed as it comes, but not where JSON is wanted.
+struct SelftestLog {
+  bool print;
+  std::vector<std::string> cases;
+
+  static void add(void* self, int32_t, const char* message) {
+    constexpr std::string_view kPrefix = "selftest: ";
+    if (!std::string_view(message).starts_with(kPrefix)) return;
+    auto& log = *static_cast<SelftestLog*>(self);
+    log.cases.emplace_back(message + kPrefix.size());
+    if (log.print) std::cout << log.cases.back() << std::endl;
+  }
+};
+
 ExitCode selftest(const InfoFlags& flags) {
-  const Context context(flags.context.desc());
+  SelftestLog log{!flags.json, {}};
+  sageattn_context_desc desc = flags.context.desc();
+  desc.log = SelftestLog::add;
+  desc.log_user = &log;
+  const Context context(desc);
   const auto start = std::chrono::steady_clock::now();
   context.selftest();
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   if (flags.json) {
-    print_json({{"ok", true}, {"seconds", elapsed.count()}});
+    print_json({{"ok", true}, {"seconds", elapsed.count()}, {"cases", log.cases}});
   } else {
     std::cout << "self-test passed in " << fixed(elapsed.count(), 1) << " s\n";
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 
 #include "library.h"
 
@@ -231,8 +232,24 @@ sageattn_attn_desc preset_desc(int32_t preset) {
 }
 
 void ContextFlags::add_to(CLI::App& app, std::span<const Enumerant> backends) {
-  add_enumerant_flag(app, "--backend", "Who computes", backends,
-                     [this](int32_t value) { backend = value; });
+  // A name that only other commands take deserves its reason.
+  const auto parse = [this, backends](const std::string& text) {
+    const std::string name = lower(text);
+    const bool known = std::any_of(std::begin(kBackendNames), std::end(kBackendNames),
+                                   [&](const Enumerant& e) { return name == e.name; });
+    if (known && backends.size() < std::size(kBackendNames) && name != backends[0].name) {
+      throw CLI::ValidationError("--backend", name +
+                                                  " does not compute on files: their data is in "
+                                                  "host memory, where only the CPU backend "
+                                                  "computes");
+    }
+    backend = parse_enumerant("--backend", text, backends);
+  };
+  app.add_option_function<std::string>("--backend", parse, "Who computes")
+      ->type_name(join_names(backends, "|"));
+  if (backends.size() == std::size(kBackendNames)) {
+    app.add_option("--device", device, "CUDA device, counted from 0")->type_name("INT");
+  }
   app.add_option("--arch", arch,
                  "GPU architecture to compile for or to emulate: 80, 86, 89, 90, 120")
       ->type_name("INT");
@@ -243,6 +260,7 @@ void ContextFlags::add_to(CLI::App& app, std::span<const Enumerant> backends) {
 sageattn_context_desc ContextFlags::desc() const {
   auto desc = sized<sageattn_context_desc>();
   desc.backend = backend;
+  desc.device = device;
   desc.target_arch = arch;
   desc.num_threads = threads;
   return desc;

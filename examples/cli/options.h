@@ -67,9 +67,10 @@ class DescFlags {
 // A preset's descriptor, before types, heads and limits.
 sageattn_attn_desc preset_desc(int32_t preset);
 
-// --backend, --arch and --threads.
+// --backend, --device, --arch and --threads.
 struct ContextFlags {
   int32_t backend = SAGEATTN_BACKEND_AUTO;
+  int32_t device = 0;
   int32_t arch = 0;
   int32_t threads = 0;
 

@@ -68,6 +68,25 @@ class Report {
   std::pmr::string& text_;
 };
 
+// The libraries that are looked for at run time: which were found, and where they were not.
+void write_libraries_report(const std::string& nvrtc_path, Report& report) {
+  try {
+    report.line("driver_library", cuda::driver().library);
+  } catch (const Error& error) {
+    report.line("driver_library", (std::string("none: ") + error.message).c_str());
+  }
+  const jit::NvrtcSearch search = jit::find_nvrtc(nvrtc_path);
+  if (search.nvrtc != nullptr) {
+    report.line("nvrtc",
+                (jit::version_text(search.nvrtc->version()) + ", " + search.nvrtc->path()).c_str());
+  } else {
+    report.line("nvrtc",
+                "none: kernels cannot be compiled; name it with nvrtc_path or "
+                "$SAGEATTN_NVRTC");
+  }
+  for (const std::string& miss : search.tried) report.line("nvrtc_tried", miss.c_str());
+}
+
 void write_cuda_report(const sageattn_context_desc& desc, const cuda::Target& target,
                        jit::KernelStore& store, Report& report, std::pmr::string& text) {
   report.line("backend",
@@ -120,9 +139,11 @@ Context::Context(const sageattn_context_desc& desc)
       target_(choose_target(desc, cuda_reason_)),
       backend_(target_ ? SAGEATTN_BACKEND_CUDA : SAGEATTN_BACKEND_CPU),
       arch_(choose_arch(desc, target_)),
+      looked_for_cuda_(desc.backend != SAGEATTN_BACKEND_CPU),
       pool_(target_                 ? 1
             : desc.num_threads != 0 ? desc.num_threads
                                     : usable_processors()),
+      nvrtc_path_(desc.nvrtc_path != nullptr ? desc.nvrtc_path : ""),
       report_(&memory_) {
   Report report(report_);
   report.line("version", sageattn_version_string());
@@ -131,13 +152,24 @@ Context::Context(const sageattn_context_desc& desc)
     jit::StoreConfig config;
     config.flags = desc.flags;
     if (desc.cache_dir != nullptr) config.cache_dir = desc.cache_dir;
-    if (desc.nvrtc_path != nullptr) config.nvrtc_path = desc.nvrtc_path;
+    config.nvrtc_path = nvrtc_path_;
     config.log = [this](int32_t level, const std::string& line) { log(level, "%s", line.c_str()); };
     store_.emplace(std::move(config));
     write_cuda_report(desc, *target_, *store_, report, report_);
   } else {
     write_cpu_report(desc, cuda_reason_, arch_, pool_.threads(), report);
   }
+}
+
+const std::pmr::string& Context::report() {
+  std::call_once(reported_, [&] {
+    if (!looked_for_cuda_) return;
+    std::pmr::string libraries(&memory_);
+    Report report(libraries);
+    write_libraries_report(nvrtc_path_, report);
+    report_.append(libraries);
+  });
+  return report_;
 }
 
 Context* Context::create(const sageattn_context_desc& desc) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory_resource>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -67,7 +68,8 @@ class Context {
   const cuda::Target& target() const { return *target_; }
   jit::KernelStore& store() { return *store_; }
   HostMemory& memory() { return memory_; }
-  const std::pmr::string& report() const { return report_; }
+  // Loads NVRTC, if it is there, to say which; so it is first made when it is asked for.
+  const std::pmr::string& report();
 
   [[gnu::format(printf, 3, 4)]] void log(int32_t level, const char* format, ...) const;
 
@@ -84,8 +86,11 @@ class Context {
   const std::optional<cuda::Target> target_;  // BACKEND_CUDA
   const int32_t backend_;
   const int32_t arch_;
+  const bool looked_for_cuda_;
   std::optional<jit::KernelStore> store_;  // BACKEND_CUDA
   cpu::Pool pool_;
+  std::string nvrtc_path_;
+  std::once_flag reported_;
   std::pmr::string report_;
 };
 

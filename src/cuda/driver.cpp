@@ -1,6 +1,7 @@
 #include "src/cuda/driver.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <cstdarg>
 #include <cstdio>
@@ -70,6 +71,12 @@ void initialise(const Driver& driver) {
        mismatch ? "; the kernel module and libcuda must be of one version" : "");
 }
 
+void name_library(void* handle, char (&name)[256]) {
+  link_map* map = nullptr;
+  if (dlinfo(handle, RTLD_DI_LINKMAP, &map) != 0 || map == nullptr) return;
+  std::snprintf(name, sizeof name, "%s", map->l_name);
+}
+
 }  // namespace
 
 Driver load_driver(const char* library) {
@@ -79,6 +86,7 @@ Driver load_driver(const char* library) {
   }
   const Resolver resolver(handle);
   Driver driver{};
+  name_library(handle, driver.library);
   if (!resolver.usable()) {
     // Older than CUDA 11.3. This one has been there from the start.
     const auto get_version =

@@ -73,7 +73,8 @@ struct LaunchConfig {
 inline constexpr int kMinDriverVersion = 11080;
 
 struct Driver {
-  int version;  // of CUDA, e.g. 12080
+  int version;        // of CUDA, e.g. 12080
+  char library[256];  // the file it was loaded from
 #define CUDA_FUNCTION(name, since, required, arguments) Result(*name) arguments;
 #include "src/cuda/driver.def"
 #undef CUDA_FUNCTION

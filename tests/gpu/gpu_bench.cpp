@@ -22,7 +22,7 @@
 #include "sageattn.h"
 #include "src/core/error.h"
 #include "src/core/plan.h"
-#include "tests/gpu/device_memory.h"
+#include "tests/gpu/setup.h"
 
 using namespace sageattn_test;
 
@@ -30,12 +30,11 @@ namespace {
 
 struct Options {
   std::vector<std::string> presets;
-  std::vector<int> dims = {128, 64};
-  std::vector<int> seqs = {1024, 2048, 4096, 8192, 16384, 32768};
+  std::vector<int> dims, seqs;
   std::vector<std::string> masks;
-  int batch = 4, heads = 32, kv_heads = 0, repeat = 30, device = 0;
-  int32_t dtype = SAGEATTN_BF16, kernel = SAGEATTN_KERNEL_AUTO;
-  bool per_launch = false;
+  int batch, heads, kv_heads, repeat, device;
+  int32_t dtype, kernel;
+  bool per_launch;
 };
 
 const struct {
@@ -62,46 +61,28 @@ std::vector<int> numbers(const std::string& text) {
   return list;
 }
 
-Options parse(int argc, char** argv) {
-  Options o;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    if (flag == "--per-launch") {
-      o.per_launch = true;
-      continue;
-    }
-    if (i + 1 == argc) throw std::runtime_error("unknown flag or missing value: " + flag);
-    const std::string value = argv[++i];
-    if (flag == "--preset") {
-      preset_value(value);
-      o.presets.push_back(value);
-    } else if (flag == "--dims") {
-      o.dims = numbers(value);
-    } else if (flag == "--seqs") {
-      o.seqs = numbers(value);
-    } else if (flag == "--mask") {
-      if (value != "full" && value != "causal") throw std::runtime_error("--mask: full or causal");
-      o.masks.push_back(value);
-    } else if (flag == "--batch") {
-      o.batch = std::atoi(value.c_str());
-    } else if (flag == "--heads") {
-      o.heads = std::atoi(value.c_str());
-    } else if (flag == "--kv-heads") {
-      o.kv_heads = std::atoi(value.c_str());
-    } else if (flag == "--repeat") {
-      o.repeat = std::max(1, std::atoi(value.c_str()));
-    } else if (flag == "--device") {
-      o.device = std::atoi(value.c_str());
-    } else if (flag == "--dtype") {
-      o.dtype = value == "f16" ? SAGEATTN_F16 : SAGEATTN_BF16;
-    } else if (flag == "--kernel") {
-      o.kernel = value == "mma_sync" ? SAGEATTN_KERNEL_MMA_SYNC : SAGEATTN_KERNEL_AUTO;
-    } else {
-      throw std::runtime_error("unknown flag: " + flag);
-    }
-  }
+Options parse(Flags& flags) {
+  Options o{};
+  o.presets = flags.values("--preset");
+  for (const std::string& preset : o.presets) preset_value(preset);
   if (o.presets.empty()) o.presets = {"sage1", "sage2_8b", "sage2_4b", "sage2pp"};
+  o.masks = flags.values("--mask");
+  for (const std::string& mask : o.masks) {
+    if (mask != "full" && mask != "causal") throw std::runtime_error("--mask: full or causal");
+  }
   if (o.masks.empty()) o.masks = {"full", "causal"};
+  o.dims = numbers(flags.value("--dims", "128,64"));
+  o.seqs = numbers(flags.value("--seqs", "1024,2048,4096,8192,16384,32768"));
+  o.batch = flags.number("--batch", 4);
+  o.heads = flags.number("--heads", 32);
+  o.kv_heads = flags.number("--kv-heads", 0);
+  o.repeat = std::max(1, flags.number("--repeat", 30));
+  o.device = flags.number("--device", 0);
+  o.dtype = flags.value("--dtype", "bf16") == "f16" ? SAGEATTN_F16 : SAGEATTN_BF16;
+  o.kernel = flags.value("--kernel", "auto") == "mma_sync" ? SAGEATTN_KERNEL_MMA_SYNC
+                                                           : SAGEATTN_KERNEL_AUTO;
+  o.per_launch = flags.take("--per-launch");
+  flags.finish();
   return o;
 }
 
@@ -164,47 +145,6 @@ class Stopwatch final : public cuda::Observer {
   std::vector<Lap> laps_;
 };
 
-// 16-bit values, nearly normal, of a period that no tile shares.
-std::vector<unsigned char> noise(int32_t dtype, uint64_t seed) {
-  constexpr size_t kCount = 1 << 20;
-  std::vector<unsigned char> bytes(kCount * 2);
-  uint64_t state = seed;
-  for (size_t i = 0; i < kCount; ++i) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    int sum = 0;
-    for (int j = 0; j < 4; ++j) sum += static_cast<int>(state >> (16 + 12 * j) & 0xfff);
-    const float x = static_cast<float>(sum - 2 * 4095) / 2365.0f;  // unit variance
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    uint16_t half;
-    if (dtype == SAGEATTN_BF16) {
-      half = static_cast<uint16_t>(bits >> 16);
-    } else {
-      const int exponent = static_cast<int>(bits >> 23 & 255) - 127 + 15;
-      half = exponent <= 0 ? 0
-                           : static_cast<uint16_t>((bits >> 16 & 0x8000) | (exponent << 10) |
-                                                   (bits >> 13 & 0x3ff));
-    }
-    std::memcpy(&bytes[2 * i], &half, 2);
-  }
-  return bytes;
-}
-
-void fill_noise(const cuda::Driver& api, DeviceMemory& memory, int32_t dtype, uint64_t seed) {
-  const std::vector<unsigned char> period = noise(dtype, seed);
-  for (size_t at = 0; at < memory.size(); at += period.size()) {
-    const size_t bytes = std::min(period.size(), memory.size() - at);
-    cuda::check(api,
-                api.MemcpyHtoD(reinterpret_cast<cuda::DevicePointer>(memory.data() + at),
-                               period.data(), bytes),
-                "cuMemcpyHtoD");
-  }
-}
-
-void must(int32_t status, const sageattn_error& error) {
-  if (status != SAGEATTN_OK) throw std::runtime_error(error.message);
-}
-
 struct Timing {
   double ms;
   sageattn_plan_info info;
@@ -227,7 +167,7 @@ Timing time_one(const Options& o, sageattn_context* context, const std::string& 
   if (desc.qk_format != SAGEATTN_QK_NONE) desc.kernel = o.kernel;
   sageattn_plan* raw = nullptr;
   must(sageattn_plan_create(context, &desc, &raw, &error), error);
-  const std::unique_ptr<sageattn_plan, void (*)(sageattn_plan*)> plan(raw, sageattn_plan_destroy);
+  const PlanOwner plan(raw);
   Timing timing{};
   timing.info.struct_size = sizeof timing.info;
   must(sageattn_plan_get_info(raw, &timing.info, &error), error);
@@ -237,12 +177,13 @@ Timing time_one(const Options& o, sageattn_context* context, const std::string& 
     return static_cast<size_t>(o.batch) * static_cast<size_t>(seq) * static_cast<size_t>(heads) *
            static_cast<size_t>(dim) * 2;
   };
-  DeviceMemory q(api, bytes(o.heads)), k(api, bytes(kv_heads)), v(api, bytes(kv_heads)),
+  cuda::DeviceMemory q(api, bytes(o.heads)), k(api, bytes(kv_heads)), v(api, bytes(kv_heads)),
       out(api, bytes(o.heads)),
       workspace(api, static_cast<size_t>(timing.info.preferred_workspace));
-  fill_noise(api, q, o.dtype, 1);
-  fill_noise(api, k, o.dtype, 2);
-  fill_noise(api, v, o.dtype, 3);
+  const Noise noise(o.dtype);
+  noise.fill(q, 0);
+  noise.fill(k, 300000);
+  noise.fill(v, 600000);
   sageattn_execute_args args = {};
   args.struct_size = sizeof args;
   args.batch = o.batch;
@@ -252,7 +193,7 @@ Timing time_one(const Options& o, sageattn_context* context, const std::string& 
   args.v.data = v.data();
   args.out.data = out.data();
 
-  const StreamOwner stream(api);
+  const cuda::StreamOwner stream(api);
   const auto execute = [&] {
     must(sageattn_execute(raw, &args, workspace.data(), workspace.size(), stream.get(), &error),
          error);
@@ -281,25 +222,11 @@ Timing time_one(const Options& o, sageattn_context* context, const std::string& 
   return timing;
 }
 
-int run(const Options& o) {
-  sageattn_context_desc desc = {};
-  desc.struct_size = sizeof desc;
-  desc.backend = SAGEATTN_BACKEND_CUDA;
-  desc.device = o.device;
-  sageattn_error error = {};
-  error.struct_size = sizeof error;
-  sageattn_context* raw = nullptr;
-  const int32_t status = sageattn_context_create(&desc, &raw, &error);
-  if (status == SAGEATTN_E_NO_DEVICE || status == SAGEATTN_E_DRIVER_TOO_OLD) {
-    std::printf("skipped: %s\n", error.message);
-    return 77;
-  }
-  must(status, error);
-  const std::unique_ptr<sageattn_context, void (*)(sageattn_context*)> context(
-      raw, sageattn_context_destroy);
-  const cuda::DeviceInfo& device = cuda::open_device(o.device);
-  const cuda::CurrentContext current(cuda::driver(), device);
-  std::printf("%s, b%d h%d/%d, TOPS end to end (ms)\n", device.name, o.batch, o.heads,
+int run(Flags& flags) {
+  const Options o = parse(flags);
+  const Gpu gpu(o.device);
+  const cuda::CurrentContext current(gpu.api, gpu.device);
+  std::printf("%s, b%d h%d/%d, TOPS end to end (ms)\n", gpu.device.name, o.batch, o.heads,
               o.kv_heads != 0 ? o.kv_heads : o.heads);
   for (const std::string& preset : o.presets) {
     for (const int dim : o.dims) {
@@ -311,7 +238,7 @@ int run(const Options& o) {
           const bool causal = mask == "causal";
           char cell[64];
           try {
-            const Timing t = time_one(o, raw, preset, dim, seq, causal);
+            const Timing t = time_one(o, gpu.context(), preset, dim, seq, causal);
             const double operations =
                 4.0 * o.batch * o.heads * static_cast<double>(seq) * seq * dim / (causal ? 2 : 1);
             std::snprintf(cell, sizeof cell, " %6d: %6.1f (%.3f)", seq, operations / t.ms / 1e9,
@@ -333,13 +260,4 @@ int run(const Options& o) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  try {
-    return run(parse(argc, argv));
-  } catch (const sageattn::Error& error) {
-    std::fprintf(stderr, "%s\n", error.message);
-  } catch (const std::exception& exception) {
-    std::fprintf(stderr, "%s\n", exception.what());
-  }
-  return 2;
-}
+int main(int argc, char** argv) { return guarded_main(argc, argv, run); }

@@ -1,0 +1,286 @@
+// What is not a comparison of one case with the CPU backend.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <thread>
+
+#include "src/core/error.h"
+#include "tests/gpu/check_table.h"
+#include "tests/gpu/compare.h"
+
+namespace sageattn_test {
+
+namespace {
+
+// A problem of a useful size that every test below can share.
+Problem medium_problem(int32_t batch_mode) {
+  Problem p;
+  p.id = 1;
+  p.seed = 4711;
+  p.shape = {4, 2, 128, 128};
+  p.q_dtype = p.kv_dtype = p.out_dtype = SAGEATTN_BF16;
+  p.batch_mode = batch_mode;
+  p.mask.kind = SAGEATTN_MASK_CAUSAL_BOTTOM_RIGHT;
+  p.qo_lens =
+      batch_mode == SAGEATTN_BATCH_VARLEN ? std::vector{300, 17, 0, 200} : std::vector{300, 300};
+  p.kv_lens =
+      batch_mode == SAGEATTN_BATCH_VARLEN ? std::vector{500, 200, 30, 200} : std::vector{500, 500};
+  return p;
+}
+
+std::string check_workspace(const Gpu& gpu, const Numerics& numerics) {
+  const Problem p = medium_problem(SAGEATTN_BATCH_DENSE);
+  const PlanResult plan = must_plan(gpu, p, numerics);
+  const Buffers buffers = make_buffers(p, make_data(p));
+  const cuda::CurrentContext current(gpu.api, gpu.device);
+  DeviceCase on_device(gpu, p, buffers, plan.info);
+  const sageattn_execute_args args = on_device.args();
+  const auto size = static_cast<size_t>(plan.info.min_workspace);
+  auto* const workspace = static_cast<unsigned char*>(on_device.workspace());
+  const auto status = [&](void* at, size_t bytes) {
+    return sageattn_execute(plan.plan.get(), &args, at, bytes, nullptr, nullptr);
+  };
+  if (status(workspace, size - 1) != SAGEATTN_E_WORKSPACE) return "size - 1 was not refused";
+  if (status(nullptr, size) != SAGEATTN_E_WORKSPACE) return "NULL was not refused";
+  if (status(workspace + 16, size) != SAGEATTN_E_WORKSPACE) return "misalignment was not refused";
+  Outcome outcome;
+  on_device.collect(outcome);
+  if (outcome.out != buffers.out.image) return "a refused call wrote to out";
+  return {};
+}
+
+std::string check_same_bits(const Gpu& gpu, const Numerics& numerics) {
+  for (const int32_t mode : {SAGEATTN_BATCH_DENSE, SAGEATTN_BATCH_VARLEN}) {
+    const Problem p = medium_problem(mode);
+    const PlanResult plan = must_plan(gpu, p, numerics);
+    const Buffers buffers = make_buffers(p, make_data(p));
+    const Outcome first = must_run(gpu, p, buffers, plan);
+    const Outcome second = must_run(gpu, p, buffers, plan);
+    if (first.out != second.out || first.lse != second.lse) return "two runs differ";
+  }
+  return {};
+}
+
+// An execute, captured.
+class CapturedGraph {
+ public:
+  CapturedGraph(const cuda::Driver& api, cuda::Stream stream, DeviceCase& on_device,
+                const sageattn_plan* plan)
+      : api_(api) {
+    cuda::check(api, api.StreamBeginCapture(stream, cuda::kCaptureModeThreadLocal),
+                "cuStreamBeginCapture");
+    std::string message;
+    const int32_t status = on_device.execute(plan, stream, &message);
+    cuda::check(api, api.StreamEndCapture(stream, &graph_), "cuStreamEndCapture");
+    if (status == SAGEATTN_OK) {
+      cuda::check(api, api.GraphInstantiateWithFlags(&executable_, graph_, 0),
+                  "cuGraphInstantiate");
+    }
+    if (executable_ == nullptr) {
+      api.GraphDestroy(graph_);
+      throw std::runtime_error("in capture: " + message);
+    }
+  }
+  ~CapturedGraph() {
+    api_.GraphExecDestroy(executable_);
+    api_.GraphDestroy(graph_);
+  }
+  CapturedGraph(const CapturedGraph&) = delete;
+  CapturedGraph& operator=(const CapturedGraph&) = delete;
+
+  void launch(cuda::Stream stream) const {
+    cuda::check(api_, api_.GraphLaunch(executable_, stream), "cuGraphLaunch");
+  }
+
+ private:
+  const cuda::Driver& api_;
+  cuda::Graph graph_ = nullptr;
+  cuda::GraphExec executable_ = nullptr;
+};
+
+std::string check_graph(const Gpu& gpu, const Numerics& numerics) {
+  const Problem p = medium_problem(SAGEATTN_BATCH_VARLEN);
+  Problem other = p;
+  other.seed = 4712;
+  const PlanResult plan = must_plan(gpu, p, numerics);
+  const Buffers first = make_buffers(p, make_data(p)), second = make_buffers(p, make_data(other));
+  const Outcome want_first = must_run(gpu, p, first, plan);
+  const Outcome want_second = must_run(gpu, p, second, plan);
+
+  const cuda::CurrentContext current(gpu.api, gpu.device);
+  const cuda::StreamOwner stream(gpu.api);
+  DeviceCase on_device(gpu, p, first, plan.info);
+  const CapturedGraph graph(gpu.api, stream.get(), on_device, plan.plan.get());
+  for (int i = 0; i < 4; ++i) {
+    on_device.replace_inputs(i % 2 == 0 ? first : second);
+    on_device.clear_outputs();
+    graph.launch(stream.get());
+    stream.wait();
+    Outcome outcome;
+    on_device.collect(outcome);
+    const Outcome& want = i % 2 == 0 ? want_first : want_second;
+    if (outcome.out != want.out || outcome.lse != want.lse) {
+      return "replay " + std::to_string(i) + " differs from a direct execute";
+    }
+  }
+  return {};
+}
+
+// A plan's very first execute: nothing may be left to be loaded or set up then.
+std::string check_first_capture(const Gpu& gpu, const Numerics& numerics) {
+  const Problem p = medium_problem(SAGEATTN_BATCH_VARLEN);
+  const PlanResult plan = must_plan(gpu, p, numerics);
+  const Buffers buffers = make_buffers(p, make_data(p));
+  const cuda::CurrentContext current(gpu.api, gpu.device);
+  const cuda::StreamOwner stream(gpu.api);
+  DeviceCase on_device(gpu, p, buffers, plan.info);
+  const CapturedGraph graph(gpu.api, stream.get(), on_device, plan.plan.get());
+  graph.launch(stream.get());
+  stream.wait();
+  Outcome outcome;
+  on_device.collect(outcome);
+  const Outcome want = must_run(gpu, p, buffers, plan);
+  if (outcome.out != want.out || outcome.lse != want.lse) {
+    return "the replay differs from a direct execute";
+  }
+  return {};
+}
+
+std::string check_threads(const Gpu& gpu, const Numerics& numerics) {
+  const Problem p = medium_problem(SAGEATTN_BATCH_DENSE);
+  const PlanResult plan = must_plan(gpu, p, numerics);
+  const Buffers buffers = make_buffers(p, make_data(p));
+  const Outcome want = must_run(gpu, p, buffers, plan);
+  std::vector<std::string> reports(8);
+  std::vector<std::thread> threads;
+  for (std::string& report : reports) {
+    threads.emplace_back([&] {
+      try {
+        for (int i = 0; i < 10 && report.empty(); ++i) {
+          const Outcome outcome = must_run(gpu, p, buffers, plan);
+          if (outcome.out != want.out || outcome.lse != want.lse) report = "a thread's bits differ";
+        }
+      } catch (const sageattn::Error& error) {
+        report = error.message;
+      } catch (const std::exception& exception) {
+        report = exception.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& report : reports) {
+    if (!report.empty()) return report;
+  }
+  return {};
+}
+
+std::string check_streams(const Gpu& gpu, const Numerics& numerics) {
+  const Problem p = medium_problem(SAGEATTN_BATCH_DENSE);
+  const PlanResult plan = must_plan(gpu, p, numerics);
+  const Buffers buffers = make_buffers(p, make_data(p));
+  const Outcome want = must_run(gpu, p, buffers, plan);
+  const cuda::CurrentContext current(gpu.api, gpu.device);
+  const cuda::StreamOwner a(gpu.api), b(gpu.api);
+  DeviceCase first(gpu, p, buffers, plan.info);
+  DeviceCase second(gpu, p, buffers, plan.info);
+  for (int i = 0; i < 20; ++i) {
+    std::string message;
+    if (first.execute(plan.plan.get(), a.get(), &message) != SAGEATTN_OK ||
+        second.execute(plan.plan.get(), b.get(), &message) != SAGEATTN_OK) {
+      return message;
+    }
+  }
+  a.wait();
+  b.wait();
+  for (const DeviceCase* on_device : {&first, &second}) {
+    Outcome outcome;
+    on_device->collect(outcome);
+    if (!outcome.violation.empty()) return outcome.violation;
+    if (outcome.out != want.out || outcome.lse != want.lse) return "a stream's bits differ";
+  }
+  return {};
+}
+
+std::string check_current_context(const Gpu& gpu, const Numerics& numerics) {
+  const Problem p = medium_problem(SAGEATTN_BATCH_DENSE);
+  if (gpu.api.CtxGetCurrent == nullptr) return {};
+  const PlanResult plan = must_plan(gpu, p, numerics);
+  cuda::Context before = nullptr, after = nullptr;
+  gpu.api.CtxGetCurrent(&before);
+  must_run(gpu, p, make_buffers(p, make_data(p)), plan);
+  gpu.api.CtxGetCurrent(&after);
+  return before == after ? std::string() : "the current context changed";
+}
+
+// NaN and infinities of one head stay there, and stand where the CPU backend has them.
+std::string check_nonfinite(const Gpu& gpu, const Numerics& numerics) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  const Problem p = medium_problem(SAGEATTN_BATCH_DENSE);
+  const Data clean = make_data(p);
+  const PlanResult plan = must_plan(gpu, p, numerics);
+  const Buffers clean_buffers = make_buffers(p, clean);
+  const Outcome clean_run = must_run(gpu, p, clean_buffers, plan);
+  for (const float value : {nan, infinity, -infinity}) {
+    for (int which = 0; which < 3; ++which) {
+      Data data = clean;
+      const int heads = which == 0 ? p.shape.num_qo_heads : p.shape.num_kv_heads;
+      std::vector<float>& x = which == 0 ? data[0].q : which == 1 ? data[0].k : data[0].v;
+      x[(static_cast<size_t>(100) * heads + 0) * 128 + 7] = value;  // token 100, head 0, channel 7
+      const CaseReport report = check_case(gpu, p, numerics, data);
+      const std::string name = std::string(1, "qkv"[which]) + " = " + std::to_string(value) + ": ";
+      if (report.verdict == CaseReport::kFailed) return name + report.message;
+      const Outcome run = must_run(gpu, p, make_buffers(p, data), plan);
+      const int first_clean_head = which == 0 ? 1 : p.shape.num_qo_heads / p.shape.num_kv_heads;
+      for (int b = 0; b < p.batch(); ++b) {
+        for (int64_t row = 0; row < p.qo_lens[0]; ++row) {
+          for (int h = b == 0 ? first_clean_head : 0; h < p.shape.num_qo_heads; ++h) {
+            const size_t at = clean_buffers.out.at(b, row, h, 0);
+            if (std::memcmp(&run.out[at], &clean_run.out[at], 128 * 2) != 0) {
+              return name + "another head or sequence changed";
+            }
+          }
+        }
+      }
+    }
+  }
+  return {};
+}
+
+std::string check_hostile(const Gpu& gpu, const Numerics& numerics) {
+  Problem p = medium_problem(SAGEATTN_BATCH_VARLEN);
+  const Data data = make_data(p);
+  constexpr int32_t kMin = std::numeric_limits<int32_t>::min();
+  constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
+  const Lengths cases[] = {
+      {{0, 300, 200, 317, 517}, {}, {}},    {{-5, 300, 317, 317, 517}, {}, {}},
+      {{0, 300, 317, 317, 100000}, {}, {}}, {{kMax, kMin, kMax, kMin, kMax}, {}, {}},
+      {{517, 317, 317, 300, 0}, {}, {}},    {{0, 517, 517, 517, 517}, {}, {}},
+      {{}, {0, 500, 400, 730, 930}, {}},    {{}, {kMin, kMin, 0, kMax, kMax}, {}},
+      {{}, {0, 930, 930, 930, 930}, {}},    {{}, {}, {-1, 200, 30, 200}},
+      {{}, {}, {500, kMax, 31, kMin}},      {{0, 0, 0, 0, 0}, {0, 0, 0, 0, 0}, {}},
+  };
+  for (const Lengths& hostile : cases) {
+    const CaseReport report = check_case(gpu, p, numerics, data, hostile);
+    if (report.verdict == CaseReport::kFailed) {
+      return "case " + std::to_string(&hostile - cases) + ": " + report.message;
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<NamedCheck> first_checks() {
+  return {{"#32 first execute in capture", check_first_capture}};
+}
+
+std::vector<NamedCheck> general_checks() {
+  return {{"workspace size", check_workspace}, {"same bits", check_same_bits},
+          {"graph capture", check_graph},      {"eight threads", check_threads},
+          {"two streams", check_streams},      {"current context", check_current_context},
+          {"NaN and Inf", check_nonfinite},    {"hostile lengths", check_hostile}};
+}
+
+}  // namespace sageattn_test
