@@ -176,7 +176,9 @@ KernelImage KernelStore::compile(const Wanted& wanted) {
   const Nvrtc& nvrtc = *search.nvrtc;
   check_nvrtc(*wanted.kernel, wanted.arch, nvrtc.version(), nvrtc.archs(), nvrtc.path());
 
-  Compilation done = nvrtc.compile(*main, config_.sources, wanted.options);
+  std::vector<std::string> options = wanted.options;
+  for (std::string& option : session_options(nvrtc.version())) options.push_back(std::move(option));
+  Compilation done = nvrtc.compile(*main, config_.sources, options);
   const std::string compiler = "NVRTC " + version_text(nvrtc.version());
   if (!done.ok) {
     each_line(done.log,
@@ -197,8 +199,8 @@ KernelImage KernelStore::compile(const Wanted& wanted) {
     fail(SAGEATTN_E_COMPILE, "kernel %s: %s (%s, build %s) is known to compile wrongly: %s", name,
          compiler.c_str(), nvrtc.path().c_str(), done.build.c_str(), bad->why);
   }
-  // Where a driver is installed NVRTC may answer from its own cache, without a word of ptxas: then
-  // only the cubin can tell whether the function is there.
+  // An NVRTC that answers from a cache all the same (session_options) leaves out what ptxas says:
+  // then only the cubin can tell whether the function is there.
   const std::string section = std::string(".text.") + wanted.kernel->entry;
   if (!resources.found && std::search(code.cubin.begin(), code.cubin.end(), section.begin(),
                                       section.end()) == code.cubin.end()) {
