@@ -395,7 +395,8 @@ typedef struct sageattn_plan_info {
   int32_t smem_bytes;  /* a block */
   int32_t threads;     /* a block */
   int32_t launches;    /* kernel launches an execute */
-  float compile_ms;    /* time spent in NVRTC for this plan; 0 if nothing was compiled */
+  float compile_ms;    /* time in NVRTC, added up over the plan's kernels, which compile side by
+                          side; 0 if nothing was compiled */
 
   /* Tiles. */
   int32_t b_q;                /* queries a tile: quantization and Q smoothing */

@@ -313,6 +313,32 @@ TEST_CASE("compile: threads that want one kernel compile it once; others need no
   }
 }
 
+TEST_CASE("compile: several at once, each once, and a failure is the caller's") {
+  const Folder folder;
+  KernelStore store(config(folder.path()));
+  std::vector<KernelRequest> requests;
+  for (int i = 0; i < 6; ++i) requests.push_back(request(80, 2, i % 3));
+  const auto images = store.get_all(requests);
+  int compiled = 0;
+  for (size_t i = 0; i < images.size(); ++i) {
+    compiled += images[i]->origin == SAGEATTN_ORIGIN_COMPILED;
+    CHECK(images[i]->code == images[i % 3]->code);
+    CHECK(contains(images[i]->code->text, "option -DOFFSET=" + std::to_string(i % 3) + "\n"));
+  }
+  CHECK(compiled == 3);
+  requests.insert(requests.begin() + 1, {"broken", 80, {}});
+  requests.push_back(request(86));
+  CHECK(error_of([&] { store.get_all(requests); }).status == SAGEATTN_E_COMPILE);
+}
+
+TEST_CASE("compile: NVRTC's own cache is not asked") {
+  // With a driver, NVRTC would answer the second time without ptxas's figures.
+  for (int round = 0; round < 2; ++round) {
+    KernelStore store(config("", SAGEATTN_CONTEXT_NO_DISK_CACHE));
+    CHECK(store.get(request(80))->code->registers > 0);
+  }
+}
+
 // ---- Processes ---------------------------------------------------------------------------------
 
 struct Process {

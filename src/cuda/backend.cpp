@@ -74,14 +74,19 @@ std::string describe(const Target& target) {
 
 Program::Program(const PlanConfig& plan, const Target& target, jit::KernelStore& store)
     : target_(target) {
-  for (const KernelUse& use : kernels_of(plan)) {
-    const std::shared_ptr<const jit::KernelImage> image =
-        store.get({use.name, target.binary, use.macros});
+  std::vector<KernelUse> uses = kernels_of(plan);
+  std::reverse(uses.begin(),
+               uses.end());  // attention is the last to run and takes longest to compile
+  std::vector<jit::KernelRequest> requests;
+  for (const KernelUse& use : uses) requests.push_back({use.name, target.binary, use.macros});
+  images_ = store.get_all(requests);
+  for (size_t i = 0; i < uses.size(); ++i) {
+    const KernelUse& use = uses[i];
+    const std::shared_ptr<const jit::KernelImage>& image = images_[i];
     Loaded& kernel = kernels_[static_cast<int>(use.kernel)];
     kernel.name = use.name;
     kernel.threads = use.threads;
     kernel.shared_bytes = use.shared_bytes;
-    images_.push_back(image);
     origin_ = std::max(origin_, image->origin);
     compile_ms_ += image->compile_ms;
     if (use.kernel == Kernel::kAttention) {

@@ -1,7 +1,12 @@
 #include "src/jit/store.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <exception>
+#include <new>
+#include <system_error>
+#include <thread>
 
 #include "src/jit/blob.h"
 #include "src/jit/options.h"
@@ -118,6 +123,46 @@ std::shared_ptr<const KernelImage> KernelStore::get(const KernelRequest& request
     finish(false);
     throw;
   }
+}
+
+bool KernelStore::in_memory(const KernelRequest& request) {
+  const Wanted wanted = resolve(request);
+  const std::lock_guard lock(mutex_);
+  return slots_.count(wanted.key) != 0 || imported_.count(wanted.key) != 0;
+}
+
+std::vector<std::shared_ptr<const KernelImage>> KernelStore::get_all(
+    std::span<const KernelRequest> requests) {
+  std::vector<std::shared_ptr<const KernelImage>> images(requests.size());
+  std::vector<std::exception_ptr> failures(requests.size());
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i; (i = next.fetch_add(1)) < requests.size();) {
+      try {
+        images[i] = get(requests[i]);
+      } catch (...) {
+        failures[i] = std::current_exception();
+        next = requests.size();  // what has not begun would be in vain
+      }
+    }
+  };
+  const auto missing = std::count_if(requests.begin(), requests.end(),
+                                     [&](const KernelRequest& one) { return !in_memory(one); });
+  const size_t threads = std::min<size_t>(static_cast<size_t>(missing),
+                                          std::max(std::thread::hardware_concurrency(), 1u));
+  std::vector<std::thread> helpers;
+  try {
+    helpers.reserve(threads);
+    for (size_t i = 1; i < threads; ++i) helpers.emplace_back(work);
+  } catch (const std::system_error&) {  // fewer threads only take longer
+  } catch (const std::bad_alloc&) {
+  }
+  work();
+  for (std::thread& helper : helpers) helper.join();
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+  return images;
 }
 
 KernelImage KernelStore::produce(const Wanted& wanted) {
