@@ -179,6 +179,11 @@ TEST_CASE("store: several at once, each from where it is, or the first error") {
   for (size_t i = 0; i < images.size(); ++i) CHECK(same(*images[i]->code, code_of(requests[i])));
   CHECK(images[0]->origin == SAGEATTN_ORIGIN_BLOB);
   for (const auto& image : store.get_all(requests)) CHECK(image->origin == SAGEATTN_ORIGIN_MEMORY);
+  CHECK(read_blob(store.export_blob(), kId).size() == 3);
+  KernelStore reader(config(folder, SAGEATTN_CONTEXT_NO_JIT | SAGEATTN_CONTEXT_NO_DISK_CACHE));
+  CHECK(read_blob(reader.export_blob(), kId).empty());
+  reader.import_blob(store.export_blob());
+  for (const auto& image : reader.get_all(requests)) CHECK(image->origin != SAGEATTN_ORIGIN_DISK);
   const KernelRequest nonsense[] = {kRequest, {"none", 80, {}}};
   CHECK(error_of([&] { store.get_all(nonsense); }).status == SAGEATTN_E_INTERNAL);
 }

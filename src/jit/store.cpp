@@ -278,6 +278,17 @@ void KernelStore::import_blob(std::span<const uint8_t> blob) {
   imported_.merge(added);
 }
 
+Bytes KernelStore::export_blob() {
+  std::vector<std::shared_ptr<const KernelCode>> kernels;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, slot] : slots_) {
+      if (!slot->working) kernels.push_back(slot->code);
+    }
+  }
+  return write_blob(kernels, config_.source_id);
+}
+
 Bytes KernelStore::export_blob(std::span<const std::shared_ptr<const KernelImage>> images) const {
   std::vector<std::shared_ptr<const KernelCode>> kernels;
   for (const auto& image : images) kernels.push_back(image->code);

@@ -63,6 +63,7 @@ class KernelStore {
 
   // All of a blob or, with BAD_BLOB, nothing of it.
   void import_blob(std::span<const uint8_t> blob);
+  Bytes export_blob();  // of all that get() has returned
   Bytes export_blob(std::span<const std::shared_ptr<const KernelImage>> images) const;
 
   // For reports.
