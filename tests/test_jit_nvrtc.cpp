@@ -74,7 +74,11 @@ const KernelSpec kKernels[] = {
     {"misnamed", "tests/nvrtc/small.cu", "sageattn_other", "80", "SCALE=2 OFFSET=1", false, 12000},
     {"future", "tests/nvrtc/small.cu", "sageattn_small", "80", "SCALE=2 OFFSET=1", false, 99000},
     {"unknown_arch", "tests/nvrtc/small.cu", "sageattn_small", "990", "SCALE=2 OFFSET=1", false,
-     12000}};
+     12000},
+    {"instruction", "tests/nvrtc/instruction.cu", "sageattn_instruction", "75 80 86 89 90 120",
+     "INSTRUCTION=0,1,2", false, 12040},
+    {"instruction_own", "tests/nvrtc/instruction.cu", "sageattn_instruction", "90a",
+     "INSTRUCTION=0,1,2", false, 12040}};
 
 // Keeps the bytes that SourceFile points to.
 class Sources {
@@ -82,6 +86,7 @@ class Sources {
   Sources() {
     add("tests/nvrtc/small.cu", from_file("small.cu"));
     add("tests/nvrtc/small.h", from_file("small.h"));
+    add("tests/nvrtc/instruction.cu", from_file("instruction.cu"));
     add("tests/nvrtc/broken.h",
         "#pragma once\n\n__device__ int broken() { return no_such_name; }\n");
     add("tests/nvrtc/broken.cu",
@@ -281,6 +286,53 @@ TEST_CASE("compile: errors say what NVRTC says") {
   error = error_of([&] { KernelStore(logging).get(request(80)); });
   CHECK(error.status == SAGEATTN_E_COMPILE);
   CHECK(contains(error.message, "swaps operands"));
+}
+
+TEST_CASE("compile: instructions that an arch lacks are refused by name") {
+  KernelStore store(config("", SAGEATTN_CONTEXT_NO_DISK_CACHE));
+  if (store.nvrtc().nvrtc->version() < 12080) return;  // does not know all of these archs
+  struct Row {
+    const char* kernel;
+    int arch, instruction;
+    const char* lacks;  // what the error names; null: the arch has it
+  };
+  const Row rows[] = {
+      {"instruction", 80, 0, nullptr},     {"instruction", 75, 0, ".m16n8k64"},
+      {"instruction", 89, 1, nullptr},     {"instruction", 120, 1, nullptr},
+      {"instruction", 80, 1, "FP8"},       {"instruction", 86, 1, "FP8"},
+      {"instruction_own", 90, 2, nullptr}, {"instruction", 80, 2, "wgmma"},
+      {"instruction", 90, 2, "wgmma"},   // sm_90 without its own instructions
+      {"instruction", 120, 2, "wgmma"},  // a later arch has not those of sm_90a
+  };
+  for (const Row& row : rows) {
+    const KernelRequest wanted = {row.kernel, row.arch, {{"INSTRUCTION", row.instruction}}};
+    const sageattn::Error error = error_of([&] { store.get(wanted); });
+    INFO(row.kernel << " " << row.arch << " " << row.instruction << ": " << error.message);
+    if (row.lacks == nullptr) {
+      CHECK(error.status == SAGEATTN_OK);
+      continue;
+    }
+    CHECK(error.status == SAGEATTN_E_COMPILE);
+    CHECK(contains(error.message, "kernel instruction for sm_" + std::to_string(row.arch)));
+    CHECK(contains(error.message, row.lacks));
+  }
+}
+
+TEST_CASE("compile: kernels that are not made for sm_80 do not compile for it") {
+  for (const KernelSpec& kernel : kernel_list()) {
+    if (!arch_name(kernel, 80).empty()) continue;
+    std::array<KernelSpec, 1> forced = {kernel};
+    forced[0].archs = "80";
+    StoreConfig forcing = config("", SAGEATTN_CONTEXT_NO_DISK_CACHE);
+    forcing.kernels = forced;
+    KernelStore store(forcing);
+    const auto macros = macro_sets(kernel).front();
+    const sageattn::Error error = error_of([&] { store.get({kernel.name, 80, macros}); });
+    INFO(kernel.name << ": " << error.message);
+    if (error.status == SAGEATTN_E_NVRTC_TOO_OLD) continue;
+    CHECK(error.status == SAGEATTN_E_COMPILE);
+    CHECK(contains(error.message, kernel.name + std::string(" for sm_80")));
+  }
 }
 
 TEST_CASE("compile: threads that want one kernel compile it once; others need not wait") {
