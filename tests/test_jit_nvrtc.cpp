@@ -9,6 +9,7 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <random>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -474,6 +475,84 @@ TEST_CASE("processes: killed while compiling, they hold up nobody") {
     fs::remove(victim.output_path);
   }
   CHECK(start(folder, "two").wait().size() == 2);
+}
+
+TEST_CASE("processes: some of those that wait for each other are killed, the others go on") {
+  const Folder folder;
+  std::mt19937 random(5);
+  for (int round = 0; round < 6; ++round) {
+    std::error_code ignored;
+    fs::remove_all(folder.path("cache"), ignored);
+    std::vector<Process> processes;
+    for (int i = 0; i < 8; ++i) processes.push_back(start(folder, "two", i));
+    const auto started = std::chrono::steady_clock::now();
+    for (size_t i = 0; i < 4; ++i) {  // one of them holds the claim, or is publishing
+      std::this_thread::sleep_for(std::chrono::milliseconds(random() % 60));
+      ::kill(processes[i].id, SIGKILL);
+    }
+    for (size_t i = 0; i < 4; ++i) ::waitpid(processes[i].id, nullptr, 0);
+    for (size_t i = 4; i < processes.size(); ++i) {
+      const std::string result = processes[i].wait();
+      INFO(result);
+      CHECK(result.size() == 2);
+      CHECK(result.find_first_not_of("34") == std::string::npos);
+    }
+    // Far below the two minutes after which a holder counts as stuck.
+    CHECK(std::chrono::steady_clock::now() - started < std::chrono::seconds(60));
+    for (const Process& process : processes) {
+      fs::remove(process.result_path);
+      fs::remove(process.output_path);
+    }
+    CHECK(start(folder, "two").wait() == "33");
+  }
+}
+
+TEST_CASE("processes: bad entries are misses to all, and replaced") {
+  const Folder folder;
+  CHECK(start(folder, "two").wait() == "44");
+  std::vector<std::string> paths;
+  for (const auto& file : fs::directory_iterator(folder.path("cache"))) {
+    if (file.path().extension() == ".kernel") paths.push_back(file.path().string());
+  }
+  REQUIRE(paths.size() == 2);
+  const Bytes good[] = {read_file(paths[0]), read_file(paths[1])};
+  using Change = Bytes (*)(const Bytes& entry, const Bytes& other);
+  const Change changes[] = {
+      [](const Bytes& entry, const Bytes&) {
+        return Bytes(entry.begin(), entry.begin() + static_cast<std::ptrdiff_t>(entry.size() / 2));
+      },
+      [](const Bytes& entry, const Bytes&) {
+        Bytes bytes = entry;
+        bytes[bytes.size() - 200] ^= 1;
+        return bytes;
+      },
+      [](const Bytes&, const Bytes& other) { return other; },
+      [](const Bytes& entry, const Bytes&) {  // of another build
+        Bytes bytes;
+        KernelCode code;
+        size_t used = 0;
+        REQUIRE(read_entry(entry, code, used) == nullptr);
+        code.text[code.text.find(std::string(64, 'd'))] = 'e';
+        append_entry(code, bytes);
+        return bytes;
+      },
+  };
+  for (const Change change : changes) {
+    write_file(paths[0], change(good[0], good[1]));
+    write_file(paths[1], change(good[1], good[0]));
+    std::vector<Process> processes;
+    for (int i = 0; i < 4; ++i) processes.push_back(start(folder, "two", i));
+    int compiled = 0;
+    for (const Process& process : processes) {
+      const std::string result = process.wait();
+      INFO(result);
+      CHECK(result.find_first_not_of("34") == std::string::npos);
+      compiled += static_cast<int>(std::count(result.begin(), result.end(), '4'));
+    }
+    CHECK(compiled == 2);
+    CHECK(read_file(paths[0]) == good[0]);
+    CHECK(read_file(paths[1]) == good[1]);
+  }
 }
 
 }  // namespace
