@@ -78,6 +78,7 @@ Program::Program(const PlanConfig& plan, const Target& target, jit::KernelStore&
   std::reverse(uses.begin(),
                uses.end());  // attention is the last to run and takes longest to compile
   std::vector<jit::KernelRequest> requests;
+  requests.reserve(uses.size());
   for (const KernelUse& use : uses) requests.push_back({use.name, target.binary, use.macros});
   images_ = store.get_all(requests);
   for (size_t i = 0; i < uses.size(); ++i) {
