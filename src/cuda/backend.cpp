@@ -75,8 +75,8 @@ std::string describe(const Target& target) {
 Program::Program(const PlanConfig& plan, const Target& target, jit::KernelStore& store)
     : target_(target) {
   std::vector<KernelUse> uses = kernels_of(plan);
-  std::reverse(uses.begin(),
-               uses.end());  // attention is the last to run and takes longest to compile
+  // Compiling starts with attention, which runs last and takes longest.
+  std::reverse(uses.begin(), uses.end());
   std::vector<jit::KernelRequest> requests;
   requests.reserve(uses.size());
   for (const KernelUse& use : uses) requests.push_back({use.name, target.binary, use.macros});
