@@ -1,9 +1,10 @@
-// Compiles every kernel of ptx/kernels/kernels.def with every set of macros for every arch, and
-// compares what it needs with tests/nvrtc/resources.tsv. No GPU.
+// Compiles every kernel of ptx/kernels/kernels.def for every arch with every set of macros that a
+// plan can ask for, and compares what it needs with tests/nvrtc/resources.tsv. No GPU.
 //
-//   test_kernels_compile [--update] [--filter TEXT]... [--presets HEAD_DIM] [--shard I/N]
-//                        [--jobs N] [--cubins DIR]
+//   test_kernels_compile [--all] [--update] [--filter TEXT]... [--presets HEAD_DIM]
+//                        [--shard I/N] [--jobs N] [--cubins DIR]
 //
+//   --all      also the sets of macros that no plan asks for; some need not compile for each arch
 //   --update   writes what was found into resources.tsv (of what the options below leave, only)
 //   --filter   only kernels whose description has TEXT, e.g. "attn_f16 for sm_80 (D_QK=64"
 //   --presets  only kernels of presets with that head_dim
@@ -62,7 +63,7 @@ constexpr Arch kArchs[] = {
 constexpr int kForbiddenAdvisories[] = {7512, 7515, 7517};
 
 struct Options {
-  bool update = false;
+  bool all = false, update = false;
   std::vector<std::string> filters;
   size_t shard = 0, shards = 1;
   size_t jobs = std::max(std::thread::hardware_concurrency(), 1u);
@@ -207,6 +208,28 @@ std::vector<Job> list_jobs() {
   return jobs;
 }
 
+// Every value of every macro must be asked for by some plan on some arch: else uses_of_plans does
+// not vary what decides about it, and specialisations would go untested, or nobody needs it.
+void check_reach(std::vector<Job>& jobs) {
+  std::set<std::string> asked, reported;
+  const auto value_of = [](const Job& job, const Macro& macro) {
+    return job.kernel->name + (" with " + macro.name + "=" + std::to_string(macro.value));
+  };
+  for (const Job& job : jobs) {
+    if (!job.use) continue;
+    asked.insert(job.kernel->name);
+    for (const Macro& macro : job.macros) asked.insert(value_of(job, macro));
+  }
+  const auto check = [&](Job& job, const std::string& what) {
+    if (asked.count(what) != 0 || !reported.insert(what).second) return;
+    job.faults.push_back("no plan asks for " + what);
+  };
+  for (Job& job : jobs) {
+    check(job, job.kernel->name);
+    for (const Macro& macro : job.macros) check(job, value_of(job, macro));
+  }
+}
+
 // ---- Compiling -----------------------------------------------------------------------------------
 
 std::string cubin_name(const Job& job) {
@@ -311,6 +334,7 @@ void write_table(const std::vector<Job>& jobs, const Table& old, const std::stri
   std::ofstream file(kTable, std::ios::trunc);
   file << build << "\n" << kColumns << "\n";
   for (const Job& job : jobs) {
+    if (!job.use) continue;
     const auto before = old.rows.find(job.key());
     if (job.compiled) {
       file << job.row << "\n";
@@ -343,6 +367,7 @@ void write_rows(const std::vector<Job>& jobs, const Uses& presets, const std::st
 void compare(std::vector<Job>& jobs, const Table& table, bool same_build) {
   std::set<std::string> keys;
   for (Job& job : jobs) {
+    if (!job.use) continue;
     keys.insert(job.key());
     if (!job.compiled) continue;
     const auto found = table.rows.find(job.key());
@@ -359,7 +384,7 @@ void compare(std::vector<Job>& jobs, const Table& table, bool same_build) {
   }
   for (const auto& [key, row] : table.rows) {
     if (keys.count(key) != 0) continue;
-    jobs.front().faults.push_back("resources.tsv has a row of no kernel: " + row);
+    jobs.front().faults.push_back("resources.tsv has a row that no plan asks for: " + row);
   }
 }
 
@@ -368,8 +393,8 @@ void compare(std::vector<Job>& jobs, const Table& table, bool same_build) {
 bool parse(int argc, char** argv, Options& options) {
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
-    if (name == "--update") {
-      options.update = true;
+    if (name == "--update" || name == "--all") {
+      (name == "--all" ? options.all : options.update) = true;
       continue;
     }
     if (++i == argc) return false;
@@ -404,6 +429,7 @@ void choose(std::vector<Job>& jobs, const Uses& presets, const Nvrtc& nvrtc,
             const Options& options) {
   size_t count = 0;
   for (Job& job : jobs) {
+    if (!job.use && !options.all) continue;
     if (options.preset_head_dim != 0 && presets.count(job.key()) == 0) continue;
     const auto misses = [&](const std::string& filter) {
       return job.text().find(filter) == std::string::npos;
@@ -453,6 +479,7 @@ int run(const Options& options) {
 
   std::string build{};
   size_t chosen = 0;
+  check_reach(jobs);
   for (const Job& job : jobs) {
     chosen += job.chosen;
     if (!job.build.empty()) {
@@ -463,7 +490,9 @@ int run(const Options& options) {
   const Table table = read_table();
   if (!options.cubins.empty()) write_rows(jobs, presets, build, options.cubins);
   if (options.update) {
-    const bool partial = chosen != jobs.size();
+    const auto planned =
+        std::count_if(jobs.begin(), jobs.end(), [](const Job& job) { return job.use.has_value(); });
+    const bool partial = chosen < static_cast<size_t>(planned);
     if (partial && !table.rows.empty() && table.build != build) {
       std::fprintf(stderr, "resources.tsv is of '%s', this is '%s': update all of it\n",
                    table.build.c_str(), build.c_str());
@@ -492,10 +521,11 @@ int run(const Options& options) {
 int main(int argc, char** argv) {
   Options options;
   if (!parse(argc, argv, options)) {
-    std::fprintf(stderr,
-                 "usage: %s [--update] [--filter TEXT]... [--presets HEAD_DIM] [--shard I/N] "
-                 "[--jobs N] [--cubins DIR]\n",
-                 argv[0]);
+    std::fprintf(
+        stderr,
+        "usage: %s [--all] [--update] [--filter TEXT]... [--presets HEAD_DIM] [--shard I/N] "
+        "[--jobs N] [--cubins DIR]\n",
+        argv[0]);
     return kUsageError;
   }
   try {
