@@ -395,7 +395,8 @@ typedef struct sageattn_plan_info {
   int32_t smem_bytes;  /* a block */
   int32_t threads;     /* a block */
   int32_t launches;    /* kernel launches an execute */
-  float compile_ms;    /* time spent in NVRTC for this plan; 0 if nothing was compiled */
+  float compile_ms;    /* time in NVRTC, added up over the plan's kernels, which compile side by
+                          side; 0 if nothing was compiled */
 
   /* Tiles. */
   int32_t b_q;                /* queries a tile: quantization and Q smoothing */
@@ -544,6 +545,14 @@ SAGEATTN_API int32_t sageattn_context_report(sageattn_context *ctx, char *text, 
 SAGEATTN_API int32_t sageattn_context_import_blob(sageattn_context *ctx, const void *data,
                                                   size_t size, sageattn_error *err);
 
+/* Writes every kernel that this context has compiled or loaded for a plan, each once, to be imported
+ * elsewhere (NO_JIT): make all plans of a program, then export them together. Buffer rules as in
+ * sageattn_context_report; another thread that makes plans may change the size between two calls.
+ * Errors: BUFFER_TOO_SMALL, UNSUPPORTED (CPU backend: no kernels to export), INVALID_ARGUMENT. */
+SAGEATTN_API int32_t sageattn_context_export_blob(sageattn_context *ctx, void *data,
+                                                  size_t capacity, size_t *needed,
+                                                  sageattn_error *err);
+
 /* Fills at most `size` bytes of desc: zeros, struct_size = size, then the preset's numerics. Types,
  * heads and limits remain for the caller.
  *   size    sizeof(sageattn_attn_desc) of the caller; at least 4.
@@ -572,8 +581,7 @@ SAGEATTN_API int32_t sageattn_plan_get_info(const sageattn_plan *plan, sageattn_
 SAGEATTN_API int32_t sageattn_plan_query(sageattn_context *ctx, const sageattn_attn_desc *desc,
                                          sageattn_plan_info *info, sageattn_error *err);
 
-/* Writes the plan's compiled kernels, to be imported elsewhere (NO_JIT). Buffer rules as in
- * sageattn_context_report.
+/* As sageattn_context_export_blob, but the kernels of this plan only.
  * Errors: BUFFER_TOO_SMALL, UNSUPPORTED (CPU backend: no kernels to export), INVALID_ARGUMENT. */
 SAGEATTN_API int32_t sageattn_plan_export_blob(const sageattn_plan *plan, void *data,
                                                size_t capacity, size_t *needed,

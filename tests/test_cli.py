@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 PROGRAM = ""
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -658,12 +659,73 @@ class Info(CliTest):
     def test_help(self):
         stdout, _ = self.call("--help")
         self.assertEqual(self.call("help")[0], stdout)
-        for word in ("run", "compare", "demo", "info", "selftest", "Exit codes"):
+        for word in ("run", "compare", "demo", "compile", "info", "selftest", "Exit codes"):
             self.assertIn(word, stdout)
         stdout, _ = self.call("run", "--help")
         for flag in ("--qk-format", "--smooth-v", "--promotion-interval", "--mask", "--sm-scale"):
             self.assertIn(flag, stdout)
         self.assertIn("causal_bottom_right", stdout)
+
+
+class Compile(CliTest):
+    def setUp(self):
+        super().setUp()
+        environment = unittest.mock.patch.dict(os.environ,
+                                               SAGEATTN_CACHE_DIR=self.path("cache"))
+        environment.start()
+        self.addCleanup(environment.stop)
+
+    def compile(self, *flags):
+        done = subprocess.run([PROGRAM, "compile", "--json", *flags], capture_output=True,
+                              text=True, check=False, cwd=self.folder.name)
+        if "SAGEATTN_E_NVRTC_NOT_FOUND" in done.stderr:
+            self.skipTest("no NVRTC")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        return json.loads(done.stdout)
+
+    def test_blobs(self):
+        flags = ("--arch=80,89", "--head-dim=64", "--preset=sage1", "--out=new/blobs")
+        result = self.compile(*flags)
+        self.assertEqual([(plan["arch"], plan["dtype"]) for plan in result["plans"]],
+                         [(80, "f16"), (80, "bf16"), (89, "f16"), (89, "bf16")])
+        for plan in result["plans"]:
+            self.assertEqual(set(plan), {"arch", "preset", "head_dim", "dtype", "kernel_name",
+                                         "registers", "spill_bytes", "smem_bytes", "ms"})
+            self.assertGreater(plan["registers"], 0)
+        self.assertGreater(result["plans"][0]["ms"], 0)
+        self.assertEqual(result["files"],
+                         ["new/blobs/sageattn-sm_80.blob", "new/blobs/sageattn-sm_89.blob"])
+        blobs = {}
+        for file in result["files"]:
+            with open(self.path(file), "rb") as stream:
+                blobs[file] = stream.read()
+            self.assertEqual(blobs[file][:8], b"SAGEBLOB")
+        # Out of the cache now, and the same bytes.
+        result = self.compile(*flags)
+        self.assertEqual({plan["ms"] for plan in result["plans"]}, {0})
+        for file, blob in blobs.items():
+            with open(self.path(file), "rb") as stream:
+                self.assertEqual(stream.read(), blob)
+
+    def test_what_an_arch_cannot_run(self):
+        _, stderr = self.call("compile", "--arch=80", "--preset=sage2_8b", "--head-dim=64",
+                              code=LIBRARY)
+        self.assertIn("arch 80, sage2_8b, head_dim 64", stderr)
+        self.assertIn("SAGEATTN_E_UNSUPPORTED", stderr)
+        result = self.compile("--arch=80", "--head-dim=64")
+        unsupported = {plan["preset"] for plan in result["plans"] if "error" in plan}
+        self.assertIn("sage2_8b", unsupported)
+        self.assertNotIn("sage1", unsupported)
+
+    def test_errors(self):
+        self.call("compile", "--preset=sage1,sage9", code=USAGE)
+        self.call("compile", "--arch=eighty", code=USAGE)
+        self.call("compile", "--arch=75", code=LIBRARY)
+        self.write("file", b"")
+        self.call("compile", "--arch=80", "--out=file/below", code=FILE)
+        with unittest.mock.patch.dict(os.environ, SAGEATTN_NVRTC=self.path("none")):
+            _, stderr = self.call("compile", "--arch=80", code=LIBRARY)
+        self.assertIn("SAGEATTN_E_NVRTC_NOT_FOUND", stderr)
 
 
 class Errors(CliTest):
@@ -680,7 +742,7 @@ class Errors(CliTest):
                 self.call(*arguments, code=USAGE)
 
     def test_an_unknown_command_lists_the_known_ones(self):
-        known = "the commands are run, compare, demo, info, selftest\n"
+        known = "the commands are run, compare, demo, compile, info, selftest\n"
         _, stderr = self.call("fly", "--json", code=USAGE)
         self.assertIn(f"unknown command 'fly'; {known}", stderr)
         _, stderr = self.call(code=USAGE)

@@ -473,6 +473,13 @@ TEST_CASE("plan_create: pointers") {
   CHECK(sageattn_plan_get_info(plan, nullptr, &err) == invalid);
   check_error(err, invalid, "sageattn_plan_get_info", {"info = NULL"});
   size_t needed = 7;
+  CHECK(sageattn_context_export_blob(nullptr, nullptr, 0, &needed, &err) == invalid);
+  check_error(err, invalid, "sageattn_context_export_blob", {"ctx = NULL"});
+  CHECK(sageattn_context_export_blob(ctx.get(), nullptr, 1, &needed, &err) == invalid);
+  check_error(err, invalid, "sageattn_context_export_blob", {"data = NULL"});
+  CHECK(sageattn_context_export_blob(ctx.get(), nullptr, 0, &needed, &err) ==
+        SAGEATTN_E_UNSUPPORTED);
+  check_error(err, SAGEATTN_E_UNSUPPORTED, "sageattn_context_export_blob", {"CPU backend"});
   CHECK(sageattn_plan_export_blob(nullptr, nullptr, 0, &needed, &err) == invalid);
   check_error(err, invalid, "sageattn_plan_export_blob", {"plan = NULL"});
   CHECK(sageattn_plan_export_blob(plan, nullptr, 1, &needed, &err) == invalid);

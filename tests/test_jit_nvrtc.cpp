@@ -9,6 +9,7 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <random>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -74,7 +75,11 @@ const KernelSpec kKernels[] = {
     {"misnamed", "tests/nvrtc/small.cu", "sageattn_other", "80", "SCALE=2 OFFSET=1", false, 12000},
     {"future", "tests/nvrtc/small.cu", "sageattn_small", "80", "SCALE=2 OFFSET=1", false, 99000},
     {"unknown_arch", "tests/nvrtc/small.cu", "sageattn_small", "990", "SCALE=2 OFFSET=1", false,
-     12000}};
+     12000},
+    {"instruction", "tests/nvrtc/instruction.cu", "sageattn_instruction", "75 80 86 89 90 120",
+     "INSTRUCTION=0,1,2", false, 12040},
+    {"instruction_own", "tests/nvrtc/instruction.cu", "sageattn_instruction", "90a",
+     "INSTRUCTION=0,1,2", false, 12040}};
 
 // Keeps the bytes that SourceFile points to.
 class Sources {
@@ -82,6 +87,7 @@ class Sources {
   Sources() {
     add("tests/nvrtc/small.cu", from_file("small.cu"));
     add("tests/nvrtc/small.h", from_file("small.h"));
+    add("tests/nvrtc/instruction.cu", from_file("instruction.cu"));
     add("tests/nvrtc/broken.h",
         "#pragma once\n\n__device__ int broken() { return no_such_name; }\n");
     add("tests/nvrtc/broken.cu",
@@ -283,6 +289,53 @@ TEST_CASE("compile: errors say what NVRTC says") {
   CHECK(contains(error.message, "swaps operands"));
 }
 
+TEST_CASE("compile: instructions that an arch lacks are refused by name") {
+  KernelStore store(config("", SAGEATTN_CONTEXT_NO_DISK_CACHE));
+  if (store.nvrtc().nvrtc->version() < 12080) return;  // does not know all of these archs
+  struct Row {
+    const char* kernel;
+    int arch, instruction;
+    const char* lacks;  // what the error names; null: the arch has it
+  };
+  const Row rows[] = {
+      {"instruction", 80, 0, nullptr},     {"instruction", 75, 0, ".m16n8k64"},
+      {"instruction", 89, 1, nullptr},     {"instruction", 120, 1, nullptr},
+      {"instruction", 80, 1, "FP8"},       {"instruction", 86, 1, "FP8"},
+      {"instruction_own", 90, 2, nullptr}, {"instruction", 80, 2, "wgmma"},
+      {"instruction", 90, 2, "wgmma"},   // sm_90 without its own instructions
+      {"instruction", 120, 2, "wgmma"},  // a later arch has not those of sm_90a
+  };
+  for (const Row& row : rows) {
+    const KernelRequest wanted = {row.kernel, row.arch, {{"INSTRUCTION", row.instruction}}};
+    const sageattn::Error error = error_of([&] { store.get(wanted); });
+    INFO(row.kernel << " " << row.arch << " " << row.instruction << ": " << error.message);
+    if (row.lacks == nullptr) {
+      CHECK(error.status == SAGEATTN_OK);
+      continue;
+    }
+    CHECK(error.status == SAGEATTN_E_COMPILE);
+    CHECK(contains(error.message, "kernel instruction for sm_" + std::to_string(row.arch)));
+    CHECK(contains(error.message, row.lacks));
+  }
+}
+
+TEST_CASE("compile: kernels that are not made for sm_80 do not compile for it") {
+  for (const KernelSpec& kernel : kernel_list()) {
+    if (!arch_name(kernel, 80).empty()) continue;
+    std::array<KernelSpec, 1> forced = {kernel};
+    forced[0].archs = "80";
+    StoreConfig forcing = config("", SAGEATTN_CONTEXT_NO_DISK_CACHE);
+    forcing.kernels = forced;
+    KernelStore store(forcing);
+    const auto macros = macro_sets(kernel).front();
+    const sageattn::Error error = error_of([&] { store.get({kernel.name, 80, macros}); });
+    INFO(kernel.name << ": " << error.message);
+    if (error.status == SAGEATTN_E_NVRTC_TOO_OLD) continue;
+    CHECK(error.status == SAGEATTN_E_COMPILE);
+    CHECK(contains(error.message, kernel.name + std::string(" for sm_80")));
+  }
+}
+
 TEST_CASE("compile: threads that want one kernel compile it once; others need not wait") {
   for (const uint32_t flags : {0u, uint32_t{SAGEATTN_CONTEXT_NO_DISK_CACHE}}) {
     const Folder folder;
@@ -310,6 +363,32 @@ TEST_CASE("compile: threads that want one kernel compile it once; others need no
     }
     for (std::thread& thread : threads) thread.join();
     for (const int32_t one : status) CHECK(one == SAGEATTN_E_COMPILE);
+  }
+}
+
+TEST_CASE("compile: several at once, each once, and a failure is the caller's") {
+  const Folder folder;
+  KernelStore store(config(folder.path()));
+  std::vector<KernelRequest> requests;
+  for (int i = 0; i < 6; ++i) requests.push_back(request(80, 2, i % 3));
+  const auto images = store.get_all(requests);
+  int compiled = 0;
+  for (size_t i = 0; i < images.size(); ++i) {
+    compiled += images[i]->origin == SAGEATTN_ORIGIN_COMPILED;
+    CHECK(images[i]->code == images[i % 3]->code);
+    CHECK(contains(images[i]->code->text, "option -DOFFSET=" + std::to_string(i % 3) + "\n"));
+  }
+  CHECK(compiled == 3);
+  requests.insert(requests.begin() + 1, {"broken", 80, {}});
+  requests.push_back(request(86));
+  CHECK(error_of([&] { store.get_all(requests); }).status == SAGEATTN_E_COMPILE);
+}
+
+TEST_CASE("compile: NVRTC's own cache is not asked") {
+  // With a driver, NVRTC would answer the second time without ptxas's figures.
+  for (int round = 0; round < 2; ++round) {
+    KernelStore store(config("", SAGEATTN_CONTEXT_NO_DISK_CACHE));
+    CHECK(store.get(request(80))->code->registers > 0);
   }
 }
 
@@ -396,6 +475,84 @@ TEST_CASE("processes: killed while compiling, they hold up nobody") {
     fs::remove(victim.output_path);
   }
   CHECK(start(folder, "two").wait().size() == 2);
+}
+
+TEST_CASE("processes: some of those that wait for each other are killed, the others go on") {
+  const Folder folder;
+  std::mt19937 random(5);
+  for (int round = 0; round < 6; ++round) {
+    std::error_code ignored;
+    fs::remove_all(folder.path("cache"), ignored);
+    std::vector<Process> processes;
+    for (int i = 0; i < 8; ++i) processes.push_back(start(folder, "two", i));
+    const auto started = std::chrono::steady_clock::now();
+    for (size_t i = 0; i < 4; ++i) {  // one of them holds the claim, or is publishing
+      std::this_thread::sleep_for(std::chrono::milliseconds(random() % 60));
+      ::kill(processes[i].id, SIGKILL);
+    }
+    for (size_t i = 0; i < 4; ++i) ::waitpid(processes[i].id, nullptr, 0);
+    for (size_t i = 4; i < processes.size(); ++i) {
+      const std::string result = processes[i].wait();
+      INFO(result);
+      CHECK(result.size() == 2);
+      CHECK(result.find_first_not_of("34") == std::string::npos);
+    }
+    // Far below the two minutes after which a holder counts as stuck.
+    CHECK(std::chrono::steady_clock::now() - started < std::chrono::seconds(60));
+    for (const Process& process : processes) {
+      fs::remove(process.result_path);
+      fs::remove(process.output_path);
+    }
+    CHECK(start(folder, "two").wait() == "33");
+  }
+}
+
+TEST_CASE("processes: bad entries are misses to all, and replaced") {
+  const Folder folder;
+  CHECK(start(folder, "two").wait() == "44");
+  std::vector<std::string> paths;
+  for (const auto& file : fs::directory_iterator(folder.path("cache"))) {
+    if (file.path().extension() == ".kernel") paths.push_back(file.path().string());
+  }
+  REQUIRE(paths.size() == 2);
+  const Bytes good[] = {read_file(paths[0]), read_file(paths[1])};
+  using Change = Bytes (*)(const Bytes& entry, const Bytes& other);
+  const Change changes[] = {
+      [](const Bytes& entry, const Bytes&) {
+        return Bytes(entry.begin(), entry.begin() + static_cast<std::ptrdiff_t>(entry.size() / 2));
+      },
+      [](const Bytes& entry, const Bytes&) {
+        Bytes bytes = entry;
+        bytes[bytes.size() - 200] ^= 1;
+        return bytes;
+      },
+      [](const Bytes&, const Bytes& other) { return other; },
+      [](const Bytes& entry, const Bytes&) {  // of another build
+        Bytes bytes;
+        KernelCode code;
+        size_t used = 0;
+        REQUIRE(read_entry(entry, code, used) == nullptr);
+        code.text[code.text.find(std::string(64, 'd'))] = 'e';
+        append_entry(code, bytes);
+        return bytes;
+      },
+  };
+  for (const Change change : changes) {
+    write_file(paths[0], change(good[0], good[1]));
+    write_file(paths[1], change(good[1], good[0]));
+    std::vector<Process> processes;
+    for (int i = 0; i < 4; ++i) processes.push_back(start(folder, "two", i));
+    int compiled = 0;
+    for (const Process& process : processes) {
+      const std::string result = process.wait();
+      INFO(result);
+      CHECK(result.find_first_not_of("34") == std::string::npos);
+      compiled += static_cast<int>(std::count(result.begin(), result.end(), '4'));
+    }
+    CHECK(compiled == 2);
+    CHECK(read_file(paths[0]) == good[0]);
+    CHECK(read_file(paths[1]) == good[1]);
+  }
 }
 
 }  // namespace

@@ -79,6 +79,8 @@ TEST_CASE("options") {
   fused.fmad = true;
   CHECK(compile_options(fused, "sm_80", {}) ==
         Strings{"--gpu-architecture=sm_80", "--std=c++17", "--fmad=true", "--ptxas-options=-v"});
+  CHECK(session_options(12080).empty());
+  CHECK(session_options(12090) == Strings{"--no-cache"});
   CHECK(kernel_text(kSpec, "sm_90a", macros) == "k for sm_90a (A=1, D=64, N=-7)");
   CHECK(kernel_text(kSpec, "sm_80", {}) == "k for sm_80");
 }

@@ -163,6 +163,31 @@ TEST_CASE("store: without NVRTC, the error says what was tried") {
   CHECK(contains(by_folder.nvrtc().tried_text(), folder.path("libnvrtc.so")));
 }
 
+TEST_CASE("store: several at once, each from where it is, or the first error") {
+  const Folder folder;
+  const KernelRequest requests[] = {{"k", 80, {{"D", 64}}}, {"l", 80, {}}, kRequest, {"l", 80, {}}};
+  KernelStore store(config(folder));
+  CHECK(store.get_all({}).empty());
+  put_on_disk(folder, code_of(requests[1]));
+  put_on_disk(folder, code_of(requests[2]));
+  const sageattn::Error error = error_of([&] { store.get_all(requests); });
+  CHECK(error.status == SAGEATTN_E_NVRTC_NOT_FOUND);
+  CHECK(contains(error.message, "kernel k for sm_80 (D=64)"));
+  store.import_blob(blob_of(code_of(requests[0])));
+  const auto images = store.get_all(requests);
+  REQUIRE(images.size() == 4);
+  for (size_t i = 0; i < images.size(); ++i) CHECK(same(*images[i]->code, code_of(requests[i])));
+  CHECK(images[0]->origin == SAGEATTN_ORIGIN_BLOB);
+  for (const auto& image : store.get_all(requests)) CHECK(image->origin == SAGEATTN_ORIGIN_MEMORY);
+  CHECK(read_blob(store.export_blob(), kId).size() == 3);
+  KernelStore reader(config(folder, SAGEATTN_CONTEXT_NO_JIT | SAGEATTN_CONTEXT_NO_DISK_CACHE));
+  CHECK(read_blob(reader.export_blob(), kId).empty());
+  reader.import_blob(store.export_blob());
+  for (const auto& image : reader.get_all(requests)) CHECK(image->origin != SAGEATTN_ORIGIN_DISK);
+  const KernelRequest nonsense[] = {kRequest, {"none", 80, {}}};
+  CHECK(error_of([&] { store.get_all(nonsense); }).status == SAGEATTN_E_INTERNAL);
+}
+
 TEST_CASE("store: requests that make no sense") {
   const Folder folder;
   KernelStore store(config(folder));

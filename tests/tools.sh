@@ -69,6 +69,24 @@ install_llvm_tools() {
   fi
 }
 
+# Sets NVDISASM, from PyPI if there is none.
+install_nvdisasm() {
+  local package=nvidia-cuda-nvdisasm==13.5.37 log
+  NVDISASM=${NVDISASM:-$(command -v nvdisasm || echo "$PWD/build/tools/nvidia/cu13/bin/nvdisasm")}
+  export NVDISASM
+  [ ! -x "$NVDISASM" ] || return 0
+  python3 -m pip --version >/dev/null 2>&1 || install_packages python3-pip
+  echo "installing $package"
+  log=$(mktemp)
+  if ! python3 -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+    --target build/tools "$package" </dev/null >"$log" 2>&1; then
+    tail -n 20 "$log" >&2
+    rm -f "$log"
+    die "pip could not install $package"
+  fi
+  rm -f "$log"
+}
+
 # git_files PATTERN...: tracked and new files that match, ended by NUL.
 git_files() {
   git -c safe.directory='*' ls-files -z -co --exclude-standard -- "$@"

@@ -18,6 +18,7 @@ struct Command {
 Command add_run(CLI::App& program);
 Command add_compare(CLI::App& program);
 Command add_demo(CLI::App& program);
+Command add_compile(CLI::App& program);
 Command add_info(CLI::App& program);
 Command add_selftest(CLI::App& program);
 

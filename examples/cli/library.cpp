@@ -40,6 +40,16 @@ void Context::selftest() const {
   check([&](sageattn_error* error) { return sageattn_selftest(handle(), error); });
 }
 
+std::vector<std::byte> Context::export_blob() const {
+  size_t size = 0;
+  sageattn_context_export_blob(handle(), nullptr, 0, &size, nullptr);  // as in report()
+  std::vector<std::byte> blob(size);
+  check([&](sageattn_error* error) {
+    return sageattn_context_export_blob(handle(), blob.data(), blob.size(), &size, error);
+  });
+  return blob;
+}
+
 Plan::Plan(const Context& context, const sageattn_attn_desc& desc)
     : info_(sized<sageattn_plan_info>()) {
   sageattn_plan* plan = nullptr;

@@ -43,6 +43,7 @@ class Context {
   std::string report() const;  // lines "key: value"
   sageattn_plan_info query(const sageattn_attn_desc& desc) const;
   void selftest() const;
+  std::vector<std::byte> export_blob() const;
   sageattn_context* handle() const { return handle_.get(); }
 
  private:

@@ -79,7 +79,8 @@ int guarded_main(int argc, char** argv) {
   program.set_version_flag("--version", sageattn_version_string());
   program.footer(kFooter);
   program.get_formatter()->column_width(34);
-  const std::vector<Command> commands = {add_run(program), add_compare(program), add_demo(program),
+  const std::vector<Command> commands = {add_run(program),  add_compare(program),
+                                         add_demo(program), add_compile(program),
                                          add_info(program), add_selftest(program)};
   try {
     check_command(argc, argv, commands);

@@ -231,6 +231,20 @@ Tensor read_tensor(const std::string& source) {
   return source.ends_with(kSuffix) ? read_safetensors(source, "") : read_npy(source);
 }
 
+void write_pieces(const std::string& path, const std::string& header,
+                  const std::vector<std::byte>& data) {
+  std::ofstream stream(path, std::ios::binary | std::ios::trunc);
+  if (!stream) fail_to_write(path, errno);
+  stream.write(header.data(), static_cast<std::streamsize>(header.size()));
+  stream.write(reinterpret_cast<const char*>(data.data()),
+               static_cast<std::streamsize>(data.size()));
+  stream.close();
+  if (stream) return;
+  const int error = errno;
+  remove_file(path);
+  fail_to_write(path, error);
+}
+
 }  // namespace
 
 size_t size_of(ElementType type) { return traits_of(type).size; }
@@ -284,17 +298,17 @@ Tensor read_npy(const std::string& path) {
 }
 
 void write_npy(const std::string& path, const Tensor& tensor) {
-  std::ofstream stream(path, std::ios::binary | std::ios::trunc);
-  if (!stream) fail_to_write(path, errno);
-  const std::string header = npy_header(tensor);
-  stream.write(header.data(), static_cast<std::streamsize>(header.size()));
-  stream.write(reinterpret_cast<const char*>(tensor.data.data()),
-               static_cast<std::streamsize>(tensor.data.size()));
-  stream.close();
-  if (stream) return;
-  const int error = errno;
-  remove_file(path);
-  fail_to_write(path, error);
+  write_pieces(path, npy_header(tensor), tensor.data);
+}
+
+void write_file(const std::string& path, const std::vector<std::byte>& bytes) {
+  write_pieces(path, "", bytes);
+}
+
+void make_folder(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) fail(path, "cannot be made: " + error.message());
 }
 
 void check_writable(const std::string& path) {

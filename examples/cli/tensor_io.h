@@ -40,7 +40,12 @@ Tensor read_npy(const std::string& path);
 // Leaves no regular file behind if it fails.
 void write_npy(const std::string& path, const Tensor& tensor);
 
-// Throws if write_npy could not open the file; touches nothing.
+void write_file(const std::string& path, const std::vector<std::byte>& bytes);  // likewise
+
+// With those above it; does nothing if it is there.
+void make_folder(const std::string& path);
+
+// Throws if these could not open the file; touches nothing.
 void check_writable(const std::string& path);
 
 // Removes a regular file, and nothing else: a device stays. Does not throw.

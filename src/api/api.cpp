@@ -174,6 +174,19 @@ int32_t sageattn_context_import_blob(sageattn_context* ctx, const void* data, si
   });
 }
 
+int32_t sageattn_context_export_blob(sageattn_context* ctx, void* data, size_t capacity,
+                                     size_t* needed, sageattn_error* err) {
+  return guarded("sageattn_context_export_blob", err, [&] {
+    required(ctx, "ctx");
+    check_buffer(data, "data", capacity);
+    if (object(ctx)->backend() == SAGEATTN_BACKEND_CUDA) {
+      const Bytes blob = object(ctx)->store().export_blob();
+      return fill_buffer(blob.data(), blob.size(), data, capacity, needed);
+    }
+    fail(SAGEATTN_E_UNSUPPORTED, "ctx: the CPU backend has no kernels to export; it needs none");
+  });
+}
+
 int32_t sageattn_attn_desc_init(sageattn_attn_desc* desc, uint32_t size, int32_t preset,
                                 sageattn_error* err) {
   return guarded("sageattn_attn_desc_init", err, [&] {

@@ -74,14 +74,20 @@ std::string describe(const Target& target) {
 
 Program::Program(const PlanConfig& plan, const Target& target, jit::KernelStore& store)
     : target_(target) {
-  for (const KernelUse& use : kernels_of(plan)) {
-    const std::shared_ptr<const jit::KernelImage> image =
-        store.get({use.name, target.binary, use.macros});
+  std::vector<KernelUse> uses = kernels_of(plan);
+  // Compiling starts with attention, which runs last and takes longest.
+  std::reverse(uses.begin(), uses.end());
+  std::vector<jit::KernelRequest> requests;
+  requests.reserve(uses.size());
+  for (const KernelUse& use : uses) requests.push_back({use.name, target.binary, use.macros});
+  images_ = store.get_all(requests);
+  for (size_t i = 0; i < uses.size(); ++i) {
+    const KernelUse& use = uses[i];
+    const std::shared_ptr<const jit::KernelImage>& image = images_[i];
     Loaded& kernel = kernels_[static_cast<int>(use.kernel)];
     kernel.name = use.name;
     kernel.threads = use.threads;
     kernel.shared_bytes = use.shared_bytes;
-    images_.push_back(image);
     origin_ = std::max(origin_, image->origin);
     compile_ms_ += image->compile_ms;
     if (use.kernel == Kernel::kAttention) {

@@ -19,6 +19,7 @@ constexpr ArchFloor kArchFloors[] = {{80, 11000},  {86, 11010},  {87, 11040},  {
                                      {90, 11080},  {100, 12080}, {101, 12080}, {103, 12090},
                                      {110, 13000}, {120, 12080}, {121, 12090}};
 constexpr int kOwnInstructionsFloor = 12000;  // sm_90a
+constexpr int kNoCacheFloor = 12090;          // older ones have no cache and refuse the option
 
 int arch_number(const std::string& arch) { return std::stoi(arch.substr(3)); }
 
@@ -35,6 +36,11 @@ std::vector<std::string> compile_options(const KernelSpec& kernel, const std::st
     options.push_back("-D" + macro.name + "=" + std::to_string(macro.value));
   }
   return options;
+}
+
+std::vector<std::string> session_options(int version) {
+  if (version < kNoCacheFloor) return {};
+  return {"--no-cache"};
 }
 
 int required_nvrtc(const KernelSpec& kernel, const std::string& arch) {

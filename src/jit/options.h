@@ -13,6 +13,10 @@ namespace sageattn::jit {
 std::vector<std::string> compile_options(const KernelSpec& kernel, const std::string& arch,
                                          std::span<const Macro> macros);
 
+// Options for an NVRTC of that version on top, which do not change the kernel and are not part of its
+// key: NVRTC must not answer from a cache of its own, as it then leaves out the words of ptxas.
+std::vector<std::string> session_options(int version);
+
 // The oldest NVRTC that can compile the kernel for that arch, e.g. 12080: the larger of the
 // kernel's and the arch's own floor.
 int required_nvrtc(const KernelSpec& kernel, const std::string& arch);

@@ -1,7 +1,12 @@
 #include "src/jit/store.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <exception>
+#include <new>
+#include <system_error>
+#include <thread>
 
 #include "src/jit/blob.h"
 #include "src/jit/options.h"
@@ -120,6 +125,46 @@ std::shared_ptr<const KernelImage> KernelStore::get(const KernelRequest& request
   }
 }
 
+bool KernelStore::in_memory(const KernelRequest& request) {
+  const Wanted wanted = resolve(request);
+  const std::lock_guard lock(mutex_);
+  return slots_.count(wanted.key) != 0 || imported_.count(wanted.key) != 0;
+}
+
+std::vector<std::shared_ptr<const KernelImage>> KernelStore::get_all(
+    std::span<const KernelRequest> requests) {
+  std::vector<std::shared_ptr<const KernelImage>> images(requests.size());
+  std::vector<std::exception_ptr> failures(requests.size());
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i; (i = next.fetch_add(1)) < requests.size();) {
+      try {
+        images[i] = get(requests[i]);
+      } catch (...) {
+        failures[i] = std::current_exception();
+        next = requests.size();  // what has not begun would be in vain
+      }
+    }
+  };
+  const auto missing = std::count_if(requests.begin(), requests.end(),
+                                     [&](const KernelRequest& one) { return !in_memory(one); });
+  const size_t threads = std::min<size_t>(static_cast<size_t>(missing),
+                                          std::max(std::thread::hardware_concurrency(), 1u));
+  std::vector<std::thread> helpers;
+  try {
+    helpers.reserve(threads);
+    for (size_t i = 1; i < threads; ++i) helpers.emplace_back(work);
+  } catch (const std::system_error&) {  // fewer threads only take longer
+  } catch (const std::bad_alloc&) {
+  }
+  work();
+  for (std::thread& helper : helpers) helper.join();
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+  return images;
+}
+
 KernelImage KernelStore::produce(const Wanted& wanted) {
   const auto image = [&](KernelCode&& code, int32_t origin) {
     return KernelImage{std::make_shared<const KernelCode>(std::move(code)), wanted.kernel->entry,
@@ -176,7 +221,9 @@ KernelImage KernelStore::compile(const Wanted& wanted) {
   const Nvrtc& nvrtc = *search.nvrtc;
   check_nvrtc(*wanted.kernel, wanted.arch, nvrtc.version(), nvrtc.archs(), nvrtc.path());
 
-  Compilation done = nvrtc.compile(*main, config_.sources, wanted.options);
+  std::vector<std::string> options = wanted.options;
+  for (std::string& option : session_options(nvrtc.version())) options.push_back(std::move(option));
+  Compilation done = nvrtc.compile(*main, config_.sources, options);
   const std::string compiler = "NVRTC " + version_text(nvrtc.version());
   if (!done.ok) {
     each_line(done.log,
@@ -197,8 +244,8 @@ KernelImage KernelStore::compile(const Wanted& wanted) {
     fail(SAGEATTN_E_COMPILE, "kernel %s: %s (%s, build %s) is known to compile wrongly: %s", name,
          compiler.c_str(), nvrtc.path().c_str(), done.build.c_str(), bad->why);
   }
-  // Where a driver is installed NVRTC may answer from its own cache, without a word of ptxas: then
-  // only the cubin can tell whether the function is there.
+  // An NVRTC that answers from a cache all the same (session_options) leaves out what ptxas says:
+  // then only the cubin can tell whether the function is there.
   const std::string section = std::string(".text.") + wanted.kernel->entry;
   if (!resources.found && std::search(code.cubin.begin(), code.cubin.end(), section.begin(),
                                       section.end()) == code.cubin.end()) {
@@ -229,6 +276,17 @@ void KernelStore::import_blob(std::span<const uint8_t> blob) {
   }
   const std::lock_guard lock(mutex_);
   imported_.merge(added);
+}
+
+Bytes KernelStore::export_blob() {
+  std::vector<std::shared_ptr<const KernelCode>> kernels;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, slot] : slots_) {
+      if (!slot->working) kernels.push_back(slot->code);
+    }
+  }
+  return write_blob(kernels, config_.source_id);
 }
 
 Bytes KernelStore::export_blob(std::span<const std::shared_ptr<const KernelImage>> images) const {

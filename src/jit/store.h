@@ -57,8 +57,13 @@ class KernelStore {
   // UNSUPPORTED if the kernel is not made for the arch.
   std::shared_ptr<const KernelImage> get(const KernelRequest& request);
 
+  // As get, for several at once: what is not in memory is read or compiled side by side, in the
+  // order of the requests, so the one that takes longest should come first.
+  std::vector<std::shared_ptr<const KernelImage>> get_all(std::span<const KernelRequest> requests);
+
   // All of a blob or, with BAD_BLOB, nothing of it.
   void import_blob(std::span<const uint8_t> blob);
+  Bytes export_blob();  // of all that get() has returned
   Bytes export_blob(std::span<const std::shared_ptr<const KernelImage>> images) const;
 
   // For reports.
@@ -74,6 +79,7 @@ class KernelStore {
     bool working = true;
   };
 
+  bool in_memory(const KernelRequest& request);
   Wanted resolve(const KernelRequest& request) const;
   KernelImage produce(const Wanted& wanted);
   KernelImage compile(const Wanted& wanted);
