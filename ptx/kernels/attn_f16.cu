@@ -1,6 +1,6 @@
 // EXACT on the GPU: attention with 16-bit Q, K, P and V and fp32 accumulation, every arch from sm_80.
 //
-// Macros: D_QK, D_V (64, 128, 256), BF16 (0 or 1).
+// Macros: HEAD_DIMS (ptx/tile/dims.h), BF16 (0 or 1).
 //
 // The structure of attn_sm80 without its scales. Shared memory bounds the stages: at 128 channels two
 // of K and V (96 KB), at 256 one of each, K(j + 1) being copied while P V runs.
@@ -10,15 +10,15 @@
 namespace sageattn {
 namespace {
 
-constexpr int kMt = row_fragments(D_QK, D_V);
+constexpr int kMt = row_fragments(kDqk, kDv);
 constexpr int kBq = kMt * 64;
-constexpr int kRowBytes = D_QK * 2;
+constexpr int kRowBytes = kDqk * 2;
 constexpr int kQBytes = kBq * kRowBytes;
 constexpr int kKBytes = kBk * kRowBytes;
-constexpr int kVBytes = kBk * D_V * 2;
-constexpr int kStages = D_QK > 128 || D_V > 128 ? 1 : 2;
-constexpr int kVFragments = D_V / 8;
-constexpr int kBlocks = D_QK > 128 || D_V > 128 ? 1 : 2;  // an SM, by registers
+constexpr int kVBytes = kBk * kDv * 2;
+constexpr int kStages = kDqk > 128 || kDv > 128 ? 1 : 2;
+constexpr int kVFragments = kDv / 8;
+constexpr int kBlocks = kDqk > 128 || kDv > 128 ? 1 : 2;  // an SM, by registers
 
 struct Shared {  // byte offsets
   static constexpr int q = 0;
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, kBlocks)
       if (!last) copy_k(tile + 1, 0);
       cp_async_commit();
     }
-    accumulate_16<kMt, D_V, BF16 != 0>(bits, exponents, false, base + Shared::v + stage * kVBytes,
+    accumulate_16<kMt, kDv, BF16 != 0>(bits, exponents, false, base + Shared::v + stage * kVBytes,
                                        state, o);
   }
 
@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, kBlocks)
 #pragma unroll
     for (int h = 0; h < 2; ++h) state.sum[mt][h] = quad_sum(state.sum[mt][h]);
   }
-  store_rows<kMt, D_V>(p, work, state, o, nullptr, nullptr, 0.0f);
+  store_rows<kMt, kDv>(p, work, state, o, nullptr, nullptr, 0.0f);
 }
 
 }  // namespace sageattn

@@ -1,6 +1,6 @@
 // Attention with INT8 or INT4 Q K^T and FP16 P V by mma.sync, every arch from sm_80.
 //
-// Macros: D_QK, D_V (64, 128, 256), QK_INT4, SMOOTH_Q, PV_ACCUM_F16 (0 or 1).
+// Macros: HEAD_DIMS (ptx/tile/dims.h), QK_INT4, SMOOTH_Q, PV_ACCUM_F16 (0 or 1).
 //
 // One block: 64 kMt queries of one head, 4 warps. Registers (d = 128, a thread): output 128, scores
 // 64, operands 12; so two blocks an SM at 255. Shared memory: Q, two stages of K, V.
@@ -11,16 +11,16 @@
 namespace sageattn {
 namespace {
 
-constexpr int kMt = row_fragments(D_QK, D_V);
+constexpr int kMt = row_fragments(kDqk, kDv);
 constexpr int kBq = kMt * 64;
-constexpr int kRowBytes = QK_INT4 ? D_QK / 2 : D_QK;
+constexpr int kRowBytes = QK_INT4 ? kDqk / 2 : kDqk;
 constexpr int kQBytes = kBq * kRowBytes;
 constexpr int kKBytes = kBk * kRowBytes;
-constexpr int kVBytes = kBk * D_V * 2;
+constexpr int kVBytes = kBk * kDv * 2;
 // Beyond 128 channels two stages of V do not fit in 99 KB: then V(j) is copied while Q K^T runs.
-constexpr int kVStages = D_QK > 128 || D_V > 128 ? 1 : 2;
-constexpr int kVFragments = D_V / 8;
-constexpr int kBlocks = D_QK > 128 || D_V > 128 ? 1 : 2;  // an SM, by registers
+constexpr int kVStages = kDqk > 128 || kDv > 128 ? 1 : 2;
+constexpr int kVFragments = kDv / 8;
+constexpr int kBlocks = kDqk > 128 || kDv > 128 ? 1 : 2;  // an SM, by registers
 
 struct Shared {  // byte offsets
   static constexpr int q = 0;
@@ -113,9 +113,9 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, kBlocks)
     }
     const unsigned v = base + Shared::v + (kVStages == 2 ? stage * kVBytes : 0);
     if constexpr (PV_ACCUM_F16) {
-      accumulate_acc16<kMt, D_V>(s, exponents, p.row_sum_rounded != 0, v, state, o);
+      accumulate_acc16<kMt, kDv>(s, exponents, p.row_sum_rounded != 0, v, state, o);
     } else {
-      accumulate_16<kMt, D_V, false>(s, exponents, p.row_sum_rounded != 0, v, state, o);
+      accumulate_16<kMt, kDv, false>(s, exponents, p.row_sum_rounded != 0, v, state, o);
     }
   }
 
@@ -126,8 +126,8 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, kBlocks)
       state.sum[mt][h] = quad_sum(state.sum[mt][h]);
     }
   }
-  const i64 at = work.sequence_row * D_V;
-  store_rows<kMt, D_V>(p, work, state, o, p.v_scale + at, p.v_smooth ? p.v_mean + at : nullptr,
+  const i64 at = work.sequence_row * kDv;
+  store_rows<kMt, kDv>(p, work, state, o, p.v_scale + at, p.v_smooth ? p.v_mean + at : nullptr,
                        0.0f);
 }
 

@@ -1,6 +1,6 @@
 // Attention with INT8 or INT4 Q K^T and E4M3 P V by mma.sync, from sm_89.
 //
-// Macros: D_QK, D_V (64, 128), QK_INT4, SMOOTH_Q, PV_ACCUM_F16 (0 or 1: SAGE2PP).
+// Macros: HEAD_DIMS (64064, 128128), QK_INT4, SMOOTH_Q, PV_ACCUM_F16 (0 or 1: SAGE2PP).
 //
 // One block: 128 queries of one head, 4 warps of 32 rows. The FP8 tensor core truncates, so its
 // accumulator lives for one tile of 64 keys and one fragment of 8 channels at a time, 4 registers (2
@@ -13,14 +13,14 @@
 namespace sageattn {
 namespace {
 
-constexpr int kMt = row_fragments(D_QK, D_V);
+constexpr int kMt = row_fragments(kDqk, kDv);
 constexpr int kBq = kMt * 64;
-constexpr int kRowBytes = QK_INT4 ? D_QK / 2 : D_QK;
+constexpr int kRowBytes = QK_INT4 ? kDqk / 2 : kDqk;
 constexpr int kQBytes = kBq * kRowBytes;
 constexpr int kKBytes = kBk * kRowBytes;
-constexpr int kVBytes = kBk * D_V;
-constexpr int kStatBytes = D_V * 4;
-constexpr int kVFragments = D_V / 8;
+constexpr int kVBytes = kBk * kDv;
+constexpr int kStatBytes = kDv * 4;
+constexpr int kVFragments = kDv / 8;
 constexpr float kPLog2 = 8.807354922057604f;  // log2(448)
 constexpr unsigned kOnes = 0x38383838u;       // four E4M3 ones
 
@@ -77,11 +77,11 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, 2)
     const i64 at = work.k_row + tile;
     copy_tile<kKBytes>(base + Shared::k + stage * kKBytes, p.k_codes + at * kKBytes);
     copy_tile<kVBytes>(base + Shared::v + stage * kVBytes, p.v_codes + at * kVBytes);
-    if (!p.v_grouped || threadIdx.x >= D_V / 2) return;
+    if (!p.v_grouped || threadIdx.x >= kDv / 2) return;
     // V's scales and means, 16 bytes by each of the first threads.
-    const bool is_scale = threadIdx.x < D_V / 4;
-    const unsigned piece = threadIdx.x % (D_V / 4);
-    const float* from = (is_scale ? p.v_scale : p.v_mean) + (work.sequence_row + tile) * D_V;
+    const bool is_scale = threadIdx.x < kDv / 4;
+    const unsigned piece = threadIdx.x % (kDv / 4);
+    const float* from = (is_scale ? p.v_scale : p.v_mean) + (work.sequence_row + tile) * kDv;
     cp_async_16(base + (is_scale ? Shared::scale : Shared::mean) + stage * kStatBytes + piece * 16,
                 from + piece * 4);
   };
@@ -203,9 +203,9 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, 2)
     }
   }
 
-  const i64 at = work.sequence_row * D_V;
+  const i64 at = work.sequence_row * kDv;
   const bool scale_at_end = !p.v_grouped;
-  store_rows<kMt, D_V>(p, work, state, o, scale_at_end ? p.v_scale + at : nullptr,
+  store_rows<kMt, kDv>(p, work, state, o, scale_at_end ? p.v_scale + at : nullptr,
                        scale_at_end && p.v_smooth ? p.v_mean + at : nullptr, kPLog2);
 }
 

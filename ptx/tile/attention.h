@@ -11,6 +11,7 @@
 #include "ptx/common/mask.h"
 #include "ptx/common/params.h"
 #include "ptx/common/sequences.h"
+#include "ptx/tile/dims.h"
 #include "ptx/tile/groups.h"
 #include "ptx/tile/swizzle.h"
 

@@ -4,6 +4,7 @@
 
 #include "include/sageattn.h"
 #include "ptx/common/params.h"
+#include "ptx/tile/dims.h"
 #include "src/core/error.h"
 #include "src/core/select.h"
 #include "src/cuda/layout.h"
@@ -85,7 +86,7 @@ std::vector<KernelUse> kernels_of(const PlanConfig& plan) {
 
   KernelUse attention{Kernel::kAttention,
                       attention_kernel(plan),
-                      {d_qk, d_v},
+                      {{"HEAD_DIMS", HeadDims{shape.d_tile, shape.dv_tile}.code()}},
                       kAttnThreads,
                       attention_shared_bytes(plan)};
   if (is_exact(plan)) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "include/sageattn.h"
+#include "ptx/tile/dims.h"
 #include "src/core/region.h"
 
 namespace sageattn::cuda {
@@ -68,8 +69,6 @@ Sizes walk(const PlanConfig& plan, const Extent& e, void* base, Areas& areas) {
   return sizes;
 }
 
-int round_channels(int32_t channels) { return channels <= 64 ? 64 : channels <= 128 ? 128 : 256; }
-
 // Tiles of `size` that sequences of at most max_len and `total` tokens in all can have.
 int64_t tiles_of(int64_t batch, int64_t max_len, int64_t total, int64_t size) {
   return std::min(batch * ceil_div(max_len, size), total / size + batch);
@@ -105,8 +104,9 @@ Shape::Shape(const PlanConfig& plan) {
   exact = plan.qk_format == SAGEATTN_QK_NONE;
   grouped = !exact &&
             (plan.v_scale == SAGEATTN_V_SCALE_GROUP || plan.smooth_v == SAGEATTN_SMOOTH_V_GROUP);
-  d_tile = round_channels(plan.head_dim);
-  dv_tile = round_channels(plan.head_dim_v);
+  const HeadDims dims = head_dims(plan.head_dim, plan.head_dim_v);
+  d_tile = dims.qk;
+  dv_tile = dims.v;
   stats_tile = std::max(d_tile, dv_tile);
   qk_row_bytes = exact ? d_tile * 2 : plan.qk_format == SAGEATTN_QK_I4 ? d_tile / 2 : d_tile;
   v_row_bytes = plan.pv_format == SAGEATTN_PV_E4M3 ? dv_tile : dv_tile * 2;

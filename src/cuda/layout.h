@@ -28,7 +28,7 @@ struct Shape {
 
   bool exact;
   bool grouped;         // V is scaled or smoothed per promotion group
-  int d_tile, dv_tile;  // channels in the workspace: 64, 128 or 256
+  int d_tile, dv_tile;  // channels in the workspace: ptx/tile/dims.h
   int stats_tile;       // of partial statistics: the larger of the two
   int qk_row_bytes;     // of Q and K codes
   int v_row_bytes;      // V codes of one key
