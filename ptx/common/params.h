@@ -150,7 +150,7 @@ struct AttnParams {
   float score_scale;           // sm_scale log2(e)
   i32 v_grouped;               // V's scales and means are those of each tile of 64 keys
   i32 v_smooth;                // V's mean is added back
-  i32 row_sum_rounded;
+  i32 row_sum_rounded;         // attn_sm89
 };
 
 }  // namespace sageattn
