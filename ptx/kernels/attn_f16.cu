@@ -28,8 +28,8 @@ __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], unsig
 
 // S = Q K^T for one tile.
 __device__ __forceinline__ void scores(unsigned q, unsigned k, float (&s)[kMt][kKeyFragments][4]) {
-  const unsigned lane = threadIdx.x % 32;
-  const unsigned warp = threadIdx.x / 32;
+  const unsigned thread = thread_anew();
+  const unsigned lane = thread % 32, warp = thread / 32;
   const unsigned a0 = operand_address<kRowBytes>(q, warp * kMt * 16 + lane % 16, lane / 16);
   const unsigned b0 = operand_address<kRowBytes>(k, lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll

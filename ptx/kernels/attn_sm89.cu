@@ -58,7 +58,6 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, 2)
   if (!begin(p, work)) return;
   load_q_scales<QK_INT4 != 0>(p, work, q_scale);
 
-  const unsigned lane = threadIdx.x % 32;
   // Addresses are made anew for each tile: pointers kept across the loop would cost registers.
   const auto copy_kv = [&](i32 tile, int stage) {
     const i64 at = work.k_row + tile;
@@ -69,10 +68,11 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, 2)
     copy_scales<SMOOTH_Q != 0>(work, tile,
                                base + kShared.k_scale + stage * AttnShared::kKScaleBytes,
                                base + kShared.ds + stage * kShared.ds_bytes);
-    if (!p.v_grouped || threadIdx.x >= kDv / 2) return;
+    const unsigned thread = thread_anew();
+    if (!p.v_grouped || thread >= kDv / 2) return;
     // V's scales and means, 16 bytes by each of the first threads.
-    const bool is_scale = threadIdx.x < kDv / 4;
-    const unsigned piece = threadIdx.x % (kDv / 4);
+    const bool is_scale = thread < kDv / 4;
+    const unsigned piece = thread % (kDv / 4);
     const float* from = (is_scale ? p.v_scale : p.v_mean) + (work.sequence_row + tile) * kDv;
     cp_async_16(base + (is_scale ? kShared.v_scale : kShared.v_mean) + stage * kShared.stat_bytes +
                     piece * 16,
@@ -135,47 +135,54 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, 2)
     }
 
     // O = alpha O + (P V) v_scale + sum v_mean, one fragment of channels at a time.
+    const unsigned lane = thread_anew() % 32;
     const unsigned v0 =
         operand_address<kBk>(base + kShared.v + stage * kShared.v_bytes, lane % 8, lane / 8);
     const float* scales = floats(shared, kShared.v_scale + stage * kShared.stat_bytes);
     const float* means = floats(shared, kShared.v_mean + stage * kShared.stat_bytes);
+    const auto channels = [&](int from, int to) {
 #pragma unroll
-    for (int n = 0; n < kVFragments; ++n) {
-      unsigned b[4];
-      ldmatrix_x4(b, v0 + n * 8 * kBk);
-      float2 scale = make_float2(1.0f, 1.0f), mean = make_float2(0.0f, 0.0f);
-      if (p.v_grouped) {
-        scale = *reinterpret_cast<const float2*>(scales + n * 8 + lane % 4 * 2);
-        mean = *reinterpret_cast<const float2*>(means + n * 8 + lane % 4 * 2);
-      }
-#pragma unroll
-      for (int mt = 0; mt < kMt; ++mt) {
-        float acc[4] = {};
-        if constexpr (PV_ACCUM_F16) {
-          unsigned acc16[2] = {};
-          mma_e4m3_acc16(acc16, a[mt][0], b[0], b[1]);
-          mma_e4m3_acc16(acc16, a[mt][1], b[2], b[3]);
-          acc[0] = f16_lo(acc16[0]);
-          acc[1] = f16_hi(acc16[0]);
-          acc[2] = f16_lo(acc16[1]);
-          acc[3] = f16_hi(acc16[1]);
-        } else {
-          mma_e4m3(acc, a[mt][0], b[0], b[1]);
-          mma_e4m3(acc, a[mt][1], b[2], b[3]);
-        }
+      for (int n = from; n < to; ++n) {
+        unsigned b[4];
+        ldmatrix_x4(b, v0 + n * 8 * kBk);
+        float2 scale = make_float2(1.0f, 1.0f), mean = make_float2(0.0f, 0.0f);
         if (p.v_grouped) {
+          scale = *reinterpret_cast<const float2*>(scales + n * 8 + lane % 4 * 2);
+          mean = *reinterpret_cast<const float2*>(means + n * 8 + lane % 4 * 2);
+        }
+#pragma unroll
+        for (int mt = 0; mt < kMt; ++mt) {
+          float acc[4] = {};
+          if constexpr (PV_ACCUM_F16) {
+            unsigned acc16[2] = {};
+            mma_e4m3_acc16(acc16, a[mt][0], b[0], b[1]);
+            mma_e4m3_acc16(acc16, a[mt][1], b[2], b[3]);
+            acc[0] = f16_lo(acc16[0]);
+            acc[1] = f16_hi(acc16[0]);
+            acc[2] = f16_lo(acc16[1]);
+            acc[3] = f16_hi(acc16[1]);
+          } else {
+            mma_e4m3(acc, a[mt][0], b[0], b[1]);
+            mma_e4m3(acc, a[mt][1], b[2], b[3]);
+          }
+          if (p.v_grouped) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              acc[e] = fmaf(acc[e], e % 2 ? scale.y : scale.x,
+                            sum[mt][e / 2] * (e % 2 ? mean.y : mean.x));
+            }
+          }
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            acc[e] =
-                fmaf(acc[e], e % 2 ? scale.y : scale.x, sum[mt][e / 2] * (e % 2 ? mean.y : mean.x));
+            o[mt][n][e] = fmaf(o[mt][n][e], exponents.alpha[mt][e / 2], acc[e]);
           }
         }
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          o[mt][n][e] = fmaf(o[mt][n][e], exponents.alpha[mt][e / 2], acc[e]);
-        }
       }
-    }
+    };
+    channels(0, kVFragments / 2);
+    // Always true, which the compiler cannot know: so it does not start all products before it
+    // promotes the first.
+    if (tile < work.end_key_tile) channels(kVFragments / 2, kVFragments);
   }
 
   const i64 at = work.sequence_row * kDv;

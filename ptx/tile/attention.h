@@ -97,8 +97,9 @@ template <int kBytes>
 __device__ __forceinline__ void copy_tile(unsigned to, const unsigned char* from) {
   constexpr int kStep = kAttnThreads * 16;
   static_assert(kBytes % kStep == 0);
-  to += threadIdx.x * 16;
-  from += threadIdx.x * 16;
+  const unsigned first = thread_anew() * 16;
+  to += first;
+  from += first;
 #pragma unroll
   for (int at = 0; at < kBytes; at += kStep) cp_async_16(to + at, from + at);
 }
@@ -122,9 +123,10 @@ __device__ __forceinline__ void load_q_scales(const AttnParams& p, const Work<kM
 template <bool kSmoothQ, int kMt>
 __device__ __forceinline__ void copy_scales(const Work<kMt>& work, i32 tile, unsigned k_scale,
                                             unsigned ds) {
-  if (threadIdx.x == 0) cp_async_16(k_scale, work.k_scale + i64{tile} * kKGroupsPerTile);
-  if (kSmoothQ && threadIdx.x < kBk / 4) {
-    cp_async_16(ds + threadIdx.x * 16, work.ds + i64{tile} * kBk + threadIdx.x * 4);
+  const unsigned thread = thread_anew();
+  if (thread == 0) cp_async_16(k_scale, work.k_scale + i64{tile} * kKGroupsPerTile);
+  if (kSmoothQ && thread < kBk / 4) {
+    cp_async_16(ds + thread * 16, work.ds + i64{tile} * kBk + thread * 4);
   }
 }
 
@@ -154,8 +156,7 @@ __device__ __forceinline__ unsigned operand_address(unsigned base, unsigned row,
 template <int kMt, int kRowBytes, bool kInt4>
 __device__ __forceinline__ void integer_scores(unsigned q, unsigned k,
                                                int (&s)[kMt][kKeyFragments][4]) {
-  // INT4 by bytes takes most registers.
-  const unsigned thread = kInt4 && kS4Sum != 1 ? thread_anew() : threadIdx.x;
+  const unsigned thread = thread_anew();
   const unsigned lane = thread % 32, warp = thread / 32;
 #pragma unroll
   for (int mt = 0; mt < kMt; ++mt) {

@@ -51,7 +51,7 @@ __device__ __forceinline__ void accumulate_16(const int (&s)[kMt][kKeyFragments]
                                               const Exponents<kMt>& exponents, unsigned v,
                                               bool always, RowState<kMt>& state,
                                               float (&o)[kMt][kDv / 8][4]) {
-  const unsigned lane = threadIdx.x % 32;
+  const unsigned lane = thread_anew() % 32;
   const unsigned v0 = operand_address<kDv * 2>(v, lane % 16, lane / 16);
   constexpr int kSteps = kBk / 16, kPairs = kDv / 16, kLoads = kSteps * kPairs;
   unsigned a[2][kMt][4], b[2][4];
@@ -134,7 +134,7 @@ __device__ __forceinline__ void accumulate_acc16(const int (&s)[kMt][kKeyFragmen
       }
     }
   };
-  if (always) channels(0, kDv / 16);
+  channels(0, kDv / 16);
   if (always) channels(kDv / 16, kDv / 8);
 }
 
