@@ -47,10 +47,11 @@ struct Work {
   // rows is 0 or less if the block has nothing to do.
   __device__ __forceinline__ void find(const AttnParams& p) {
     constexpr i32 b_q = kMt * 64;
-    const unsigned tiles = static_cast<unsigned>(p.sequences.q_tiles);
+    const unsigned tiles = static_cast<unsigned>(p.q_tile_count);
     const unsigned pair = blockIdx.x / tiles;
     // Later tiles see more keys under a causal mask: longest first.
-    q_tile = static_cast<i32>(tiles - 1 - blockIdx.x % tiles);
+    const i32 in_run = static_cast<i32>(tiles - 1 - blockIdx.x % tiles);
+    q_tile = p.first_q_tile + in_run;
     head = p.first_head + static_cast<i32>(pair % static_cast<unsigned>(p.head_count));
     batch = static_cast<i32>(pair / static_cast<unsigned>(p.head_count));
     kv_head = head / (p.heads.qo / p.heads.kv);
@@ -64,8 +65,8 @@ struct Work {
     sequence_row = p.v_grouped ? kv_head * p.heads.v_groups + sequence.first_v_group
                                : kv_head * p.heads.sequences + batch;
     k_scale = p.k_scale + k_row * kKGroupsPerTile;
-    ds = p.ds +
-         ((head - p.first_head) * p.heads.q_tiles + sequence.first_q_tile + q_tile) * p.ds_pitch;
+    ds = p.ds + (i64{head - p.first_head} * p.q_tile_count + in_run) * p.ds_pitch +
+         sequence.first_k_tile * kBk;
 
     band = make_band(static_cast<MaskKind>(p.mask), p.window_left, p.window_right, sequence.qo_len,
                      sequence.kv_len);
