@@ -1,10 +1,9 @@
 // Attention with INT8 or INT4 Q K^T and FP16 P V by mma.sync, every arch from sm_80.
 //
-// Macros: HEAD_DIMS (ptx/tile/dims.h), QK_INT4, SMOOTH_Q, PV_ACCUM_F16, ROW_SUM_ROUNDED
-// (0 or 1).
+// Macros: HEAD_DIMS (ptx/tile/dims.h), QK_INT4, SMOOTH_Q, PV_ACCUM_F16, ROW_SUM_ROUNDED (0, 1).
 //
 // One block: 64 kMt queries of one head, 4 warps. Registers (d = 128, a thread): output 128, scores
-// 64, operands 12; so two blocks an SM at 255. Shared memory: Q, two stages of K, V.
+// 64, operands 24; so two blocks an SM at 255. Shared memory: Q, two stages of K with its scales, V.
 // Schedule of one key tile: wait for K(j) and V(j) | copy K(j + 1), V(j + 1) | Q K^T | softmax | P V.
 #include "ptx/tile/attention.h"
 #include "ptx/tile/pv_16.h"

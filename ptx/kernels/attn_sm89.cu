@@ -7,7 +7,7 @@
 // with fp16) a row fragment, and is then promoted to the fp32 output: two-level accumulation without
 // a second output in registers. V's scale and mean of a tile enter there, too.
 // Registers (d = 128, a thread): output 128, scores 64 whose places P takes. Shared memory: Q, two
-// stages of K and V and of V's scales and means: 53 KB.
+// stages of K and V and of V's scales and means: 50 KB.
 #include "ptx/tile/attention.h"
 
 namespace sageattn {
