@@ -37,6 +37,8 @@ const Case kCases[] = {
     {"wide", SAGEATTN_PRESET_SAGE1, 86, 192, 128, 16, 16, 2, 500, 500, false},
     {"wide v", SAGEATTN_PRESET_SAGE1, 86, 64, 256, 16, 2, 2, 500, 500, false},
     {"exact", SAGEATTN_PRESET_EXACT, 90, 128, 128, 8, 8, 2, 600, 700, false},
+    {"4b longer", SAGEATTN_PRESET_SAGE2_4B, 89, 128, 128, 8, 8, 4, 32768, 32768, false},
+    {"4b longest", SAGEATTN_PRESET_SAGE2_4B, 89, 64, 64, 1, 1, 1, 1 << 22, 1 << 22, false},
     {"packed", SAGEATTN_PRESET_SAGE2_8B, 89, 128, 128, 8, 4, 50, 2000, 3000, true},
     {"packed 4b", SAGEATTN_PRESET_SAGE2_4B, 89, 64, 64, 8, 4, 7, 300, 300, true},
 };
@@ -149,11 +151,13 @@ TEST_CASE("CUDA workspace: areas lie apart, aligned, within the size asked for")
       const cuda::Extent e = cuda::extent_of(plan, launch);
       const cuda::Areas areas = cuda::carve(plan, e, launch.workspace);
       auto list = pieces(plan, e, areas);
-      const int64_t ds_head = cuda::ds_pitch(plan, e) * e.q_tiles * 4;
-      const int64_t heads = cuda::ds_heads(plan, e, need.min_bytes);
-      CHECK(heads >= 1);
-      CHECK(heads <= plan.num_qo_heads);
-      if (areas.ds != nullptr) list.emplace_back(areas.ds, ds_head * heads);
+      const cuda::DsRun run = cuda::ds_run(plan, e, need.min_bytes);
+      CHECK(run.heads >= 1);
+      CHECK(run.heads <= plan.num_qo_heads);
+      CHECK((run.q_tiles >= 1 || e.max_q_tiles == 0));
+      CHECK((run.q_tiles == e.max_q_tiles || run.heads == 1));
+      const int64_t ds_bytes = cuda::ds_pitch(plan, e) * run.q_tiles * run.heads * 4;
+      if (areas.ds != nullptr) list.emplace_back(areas.ds, ds_bytes);
 
       std::erase_if(list, [](const auto& p) { return p.first == nullptr; });
       std::sort(list.begin(), list.end());
@@ -192,6 +196,33 @@ TEST_CASE("CUDA workspace: at most the quantized copies, their scales and 64 MB"
   }
 }
 
+// Beyond some lengths means and biases alone, 4 bytes a query and those of each tile, take more than
+// 64 MB; dS then adds one row and no more.
+TEST_CASE("CUDA workspace: dS takes one row where nothing else has room") {
+  for (const int32_t batch : {1, 4, 64}) {
+    for (const int32_t length : {1, 1 << 10, 1 << 15, 1 << 20, 1 << 24, 1 << 30}) {
+      Case c = kCases[4];
+      c.batch = batch;
+      c.qo_len = c.kv_len = length;
+      CAPTURE(batch, length);
+      const PlanConfig plan = plan_of(c);
+      const cuda::Need need = cuda::need_of(plan);
+      const cuda::Extent e = cuda::extent_of(plan);
+      int64_t others = 0;
+      const cuda::Areas areas = cuda::carve(plan, e, launch_of(plan, 0).workspace);
+      for (const auto& [start, size] : pieces(plan, e, areas)) {
+        const bool copy = start == areas.q_codes || start == areas.k_codes ||
+                          start == areas.v_codes || start == areas.q_scale ||
+                          start == areas.k_scale || start == areas.v_scale;
+        if (start != nullptr && !copy) others += round_up(size, cuda::kWorkspaceAlignment);
+      }
+      const int64_t row = cuda::ds_pitch(plan, e) * 4;
+      CHECK(need.min_bytes <= need.copies + std::max(cuda::kSpareBytes, others + row));
+      CHECK(cuda::ds_run(plan, e, need.min_bytes).q_tiles >= 1);
+    }
+  }
+}
+
 TEST_CASE("CUDA workspace: limits whose product overflows are refused, not wrapped") {
   Case c = kCases[4];
   c.batch = 1 << 24;
@@ -202,7 +233,7 @@ TEST_CASE("CUDA workspace: limits whose product overflows are refused, not wrapp
   CHECK(need.preferred_bytes == -1);
 }
 
-TEST_CASE("CUDA launches: each head once, in chunks that fit") {
+TEST_CASE("CUDA launches: each tile of each head once, in runs that fit") {
   for (const Case& c : kCases) {
     INFO(c.name);
     const PlanConfig plan = plan_of(c);
@@ -212,25 +243,36 @@ TEST_CASE("CUDA launches: each head once, in chunks that fit") {
       Recorder recorder;
       cuda::enumerate_launches(plan, launch, recorder);
       const cuda::Extent e = cuda::extent_of(plan, launch);
-      int next_head = 0;
+      int64_t next = 0;  // head * q tiles + tile
       int64_t blocks = 0;
       const CorrectionParams* correction = nullptr;
       for (const Recorder::Entry& entry : recorder.entries) {
         CHECK(entry.blocks > 0);
         if (entry.kernel == cuda::Kernel::kCorrection) correction = &entry.correction;
         if (entry.kernel != cuda::Kernel::kAttention) continue;
-        CHECK(entry.attention.first_head == next_head);
+        const AttnParams& attention = entry.attention;
+        CHECK(attention.first_head * e.max_q_tiles + attention.first_q_tile == next);
+        // Whole heads, or a part of one.
+        CHECK((attention.q_tile_count == e.max_q_tiles || attention.head_count == 1));
+        CHECK(attention.first_q_tile + attention.q_tile_count <= e.max_q_tiles);
+        CHECK(entry.blocks == e.batch * attention.head_count * attention.q_tile_count);
         if (plan.smooth_q == SAGEATTN_SMOOTH_ON) {
           REQUIRE(correction != nullptr);
           CHECK(correction->first_head == entry.attention.first_head);
           CHECK(correction->head_count == entry.attention.head_count);
+          CHECK(correction->first_q_tile == entry.attention.first_q_tile);
+          CHECK(correction->q_tile_count == entry.attention.q_tile_count);
+          const auto* ds = reinterpret_cast<const char*>(attention.ds);
+          const int64_t rows = int64_t{attention.head_count} * attention.q_tile_count;
+          CHECK(ds + rows * attention.ds_pitch * 4 <=
+                static_cast<const char*>(launch.workspace) + launch.workspace_size);
           CHECK(correction->ds == entry.attention.ds);
           CHECK(correction->ds_pitch == entry.attention.ds_pitch);
         }
-        next_head += entry.attention.head_count;
+        next += int64_t{attention.head_count} * attention.q_tile_count;
         blocks += entry.blocks;
       }
-      CHECK(next_head == plan.num_qo_heads);
+      CHECK(next == plan.num_qo_heads * e.max_q_tiles);
       CHECK(blocks == e.batch * e.max_q_tiles * plan.num_qo_heads);
       if (bytes == need.preferred_bytes) {
         CHECK(cuda::static_info(plan).launches == static_cast<int>(recorder.entries.size()));

@@ -4,8 +4,9 @@
 // Kernels of one execute, in this order (entry sageattn_<name>, source ptx/kernels/<name>.cu):
 //   sequences         1 block               with VARLEN or seqused_kv, and where counters start at 0
 //   prepare           tasks of all (sequence, kv head) pairs: see ptx/kernels/prepare.cu
-//   score_correction  smooth_q: for each run of query heads that the ds buffer holds, before its
-//   attn_*            attention: batch * head_count * q tiles
+//   score_correction  smooth_q: for each run of query heads, or of q tiles of one head, that the ds
+//                     buffer holds, before its
+//   attn_*            attention: batch * head_count * q_tile_count
 // All grids are linear.
 //
 // Workspace layouts. A sequence is cut into tiles of b_q queries and b_k keys; each tile is one
@@ -115,16 +116,17 @@ struct PrepareParams {
   float v_max_code;  // 448 or 2.25 (E4M3)
 };
 
-// Kernel `score_correction`: dS = qbar gK^T for head_count query heads from first_head on.
+// Kernel `score_correction`: dS = qbar gK^T for a run of q tiles and query heads.
 struct CorrectionParams {
   Sequences sequences;
   Heads heads;
   View k;
   const float* k_mean;
   const float* q_mean;
-  float* ds;  // [query head - first_head][q tile][key], rows ds_pitch floats apart
-  i64 ds_pitch;
+  float* ds;  // [query head - first_head][q tile - first_q_tile][key of all sequences, by k tiles]
+  i64 ds_pitch;  // floats between rows
   i32 first_head, head_count;
+  i32 first_q_tile, q_tile_count;  // of each sequence
   i32 product_bf16;
   i32 b_q;  // queries a tile
 };
@@ -143,10 +145,11 @@ struct AttnParams {
   float* lse;  // null: not wanted
   i64 lse_batch, lse_head, lse_token;
   i32 mask, window_left, window_right;
-  i32 first_head, head_count;  // query heads of this launch
-  float score_scale;           // sm_scale log2(e)
-  i32 v_grouped;               // V's scales and means are those of each tile of 64 keys
-  i32 v_smooth;                // V's mean is added back
+  i32 first_head, head_count;      // query heads of this launch
+  i32 first_q_tile, q_tile_count;  // and tiles of queries of each sequence
+  float score_scale;               // sm_scale log2(e)
+  i32 v_grouped;                   // V's scales and means are those of each tile of 64 keys
+  i32 v_smooth;                    // V's mean is added back
 };
 
 }  // namespace sageattn

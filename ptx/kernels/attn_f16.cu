@@ -1,6 +1,6 @@
 // EXACT on the GPU: attention with 16-bit Q, K, P and V and fp32 accumulation, every arch from sm_80.
 //
-// Macros: D_QK, D_V (64, 128, 256), BF16 (0 or 1).
+// Macros: HEAD_DIMS (ptx/tile/dims.h), BF16 (0 or 1).
 //
 // The structure of attn_sm80 without its scales. Shared memory bounds the stages: at 128 channels two
 // of K and V (96 KB), at 256 one of each, K(j + 1) being copied while P V runs.
@@ -10,26 +10,17 @@
 namespace sageattn {
 namespace {
 
-constexpr int kMt = row_fragments(D_QK, D_V);
-constexpr int kBq = kMt * 64;
-constexpr int kRowBytes = D_QK * 2;
-constexpr int kQBytes = kBq * kRowBytes;
-constexpr int kKBytes = kBk * kRowBytes;
-constexpr int kVBytes = kBk * D_V * 2;
-constexpr int kStages = D_QK > 128 || D_V > 128 ? 1 : 2;
-constexpr int kVFragments = D_V / 8;
-constexpr int kBlocks = D_QK > 128 || D_V > 128 ? 1 : 2;  // an SM, by registers
-
-struct Shared {  // byte offsets
-  static constexpr int q = 0;
-  static constexpr int k = kQBytes;
-  static constexpr int v = k + kStages * kKBytes;
-};
+constexpr HeadDims kDims{kDqk, kDv};
+constexpr AttnShared kShared(kDims, 16, 16, false);
+constexpr int kMt = row_fragments(kDims);
+constexpr int kRowBytes = kDqk * 2;
+constexpr int kVFragments = kDv / 8;
+constexpr int kBlocks = kMt == 2 ? 2 : 1;  // an SM, by registers
 
 // S = Q K^T for one tile.
 __device__ __forceinline__ void scores(unsigned q, unsigned k, float (&s)[kMt][kKeyFragments][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const unsigned thread = thread_anew();
+  const unsigned lane = thread % 32, warp = thread / 32;
   const unsigned a0 = operand_address<kRowBytes>(q, warp * kMt * 16 + lane % 16, lane / 16);
   const unsigned b0 = operand_address<kRowBytes>(k, lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
@@ -57,26 +48,23 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, kBlocks)
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned base = shared_address(shared);
 
+  // In shared memory, so that what only the edges need holds no registers in the loop.
   __shared__ Work<kMt> work;
-  if (threadIdx.x == 0) work.find(p);
-  __syncthreads();
-  if (work.rows <= 0) return;
-  if (work.sequence.bad) return fill_rows(p, work, quiet_nan(), quiet_nan());
-  if (work.first_key_tile >= work.end_key_tile) return fill_rows(p, work, 0.0f, -infinity());
+  if (!begin(p, work)) return;
 
   // Addresses are made anew for each tile: pointers kept across the loop would cost registers.
   const auto copy_k = [&](i32 tile, int stage) {
-    copy_tile<kKBytes>(base + Shared::k + stage * kKBytes,
-                       p.k_codes + (work.k_row + tile) * kKBytes);
+    copy_tile<kShared.k_bytes>(base + kShared.k + stage * kShared.k_bytes,
+                               p.k_codes + (work.k_row + tile) * kShared.k_bytes);
   };
   const auto copy_v = [&](i32 tile, int stage) {
-    copy_tile<kVBytes>(base + Shared::v + stage * kVBytes,
-                       p.v_codes + (work.k_row + tile) * kVBytes);
+    copy_tile<kShared.v_bytes>(base + kShared.v + stage * kShared.v_bytes,
+                               p.v_codes + (work.k_row + tile) * kShared.v_bytes);
   };
 
-  copy_tile<kQBytes>(base + Shared::q, p.q_codes + work.q_row * kQBytes);
+  copy_tile<kShared.q_bytes>(base + kShared.q, p.q_codes + work.q_row * kShared.q_bytes);
   copy_k(work.first_key_tile, 0);
-  if constexpr (kStages == 2) copy_v(work.first_key_tile, 0);
+  if constexpr (kShared.k_stages == 2) copy_v(work.first_key_tile, 0);
   cp_async_commit();
 
   RowState<kMt> state;
@@ -86,11 +74,11 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, kBlocks)
 
 #pragma unroll 1
   for (i32 tile = work.first_key_tile; tile < work.end_key_tile;
-       ++tile, stage ^= kStages == 2 ? 1 : 0) {
+       ++tile, stage ^= kShared.k_stages == 2 ? 1 : 0) {
     const bool last = tile + 1 == work.end_key_tile;
     cp_async_wait<0>();
     __syncthreads();
-    if constexpr (kStages == 1) {
+    if constexpr (kShared.k_stages == 1) {
       copy_v(tile, 0);
     } else if (!last) {
       copy_k(tile + 1, stage ^ 1);
@@ -99,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, kBlocks)
     cp_async_commit();
 
     float s[kMt][kKeyFragments][4] = {};
-    scores(base + Shared::q, base + Shared::k + stage * kKBytes, s);
+    scores(base + kShared.q, base + kShared.k + stage * kShared.k_bytes, s);
 
     // Finished scores as bits, the form that the shared softmax takes.
     int bits[kMt][kKeyFragments][4];
@@ -116,17 +104,17 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, kBlocks)
     const Exponents<kMt> exponents = raise_maxima(bits, false, 1.0f, 0.0f, 8.0f, state);
     if (exponents.rescales()) rescale(exponents, state, o);
 
-    if constexpr (kStages == 1) {
+    if constexpr (kShared.k_stages == 1) {
       cp_async_wait<0>();
       __syncthreads();
       if (!last) copy_k(tile + 1, 0);
       cp_async_commit();
     }
-    accumulate_16<kMt, D_V, BF16 != 0>(bits, exponents, base + Shared::v + stage * kVBytes, state,
-                                       o);
+    accumulate_16<kMt, kDv, BF16 != 0>(bits, exponents, base + kShared.v + stage * kShared.v_bytes,
+                                       state, o);
   }
 
-  store_rows<kMt, D_V>(p, work, state, o, nullptr, nullptr, 0.0f, shared);
+  store_rows<kMt, kDv>(p, work, state, o, nullptr, nullptr, 0.0f, shared);
 }
 
 }  // namespace sageattn

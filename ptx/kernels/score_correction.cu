@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kBk = 64;
 constexpr int kRuns = kCorrectionThreads / kBk;  // threads that share a key
-constexpr int kTiles = 8;                      // tiles of queries a thread
+constexpr int kTiles = 8;                        // tiles of queries a thread
 constexpr int kPitch = D_QK + 1;
 
 }  // namespace
@@ -48,17 +48,17 @@ extern "C" __global__ void __launch_bounds__(kCorrectionThreads)
   }
 
   const i32 q_tiles = (sequence.qo_len + p.b_q - 1) / p.b_q;
+  const i32 end = min(q_tiles, p.first_q_tile + p.q_tile_count);
   const float* q_means =
       p.q_mean + (head * p.heads.q_tiles + sequence.first_q_tile) * static_cast<i64>(D_QK);
-  float* ds = p.ds +
-              ((head - p.first_head) * p.heads.q_tiles + sequence.first_q_tile) * p.ds_pitch +
-              static_cast<i64>(k_tile) * kBk;
+  float* ds = p.ds + i64{head - p.first_head} * p.q_tile_count * p.ds_pitch +
+              (sequence.first_k_tile + k_tile) * kBk;
   const int key = thread % kBk, run = thread / kBk;
-  for (i32 first = 0; first < q_tiles; first += kRuns * kTiles) {
+  for (i32 first = p.first_q_tile; first < end; first += kRuns * kTiles) {
     __syncthreads();
     for (int i = thread; i < kRuns * kTiles * D_QK; i += kCorrectionThreads) {
       const i32 tile = first + i / D_QK;
-      means[i] = tile < q_tiles ? q_means[static_cast<i64>(tile) * D_QK + i % D_QK] : 0.0f;
+      means[i] = tile < end ? q_means[static_cast<i64>(tile) * D_QK + i % D_QK] : 0.0f;
     }
     __syncthreads();
     float sum[kTiles] = {};
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(kCorrectionThreads)
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       const i32 tile = first + run * kTiles + t;
-      if (tile < q_tiles) ds[tile * p.ds_pitch + key] = sum[t];
+      if (tile < end) ds[(tile - p.first_q_tile) * p.ds_pitch + key] = sum[t];
     }
   }
 }

@@ -11,20 +11,23 @@
 #include "ptx/common/mask.h"
 #include "ptx/common/params.h"
 #include "ptx/common/sequences.h"
+#include "ptx/tile/attn_shared.h"
 #include "ptx/tile/groups.h"
 #include "ptx/tile/swizzle.h"
 
 namespace sageattn {
 
-inline constexpr i32 kBk = 64;
 inline constexpr i32 kKeyFragments = kBk / 8;
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 __device__ __forceinline__ float quiet_nan() { return __int_as_float(0x7fc00000); }
 
-// 32 rows a warp while the output fits in registers, else 16.
-SAGEATTN_HD constexpr i32 row_fragments(i32 d_qk, i32 d_v) {
-  return d_qk > 128 || d_v > 128 ? 1 : 2;
+// threadIdx.x, but what follows from it is computed where it is used: the compiler would keep it in
+// registers across the loop, which has none to spare.
+__device__ __forceinline__ unsigned thread_anew() {
+  unsigned thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
 }
 
 // ---- The block's work ----
@@ -38,14 +41,17 @@ struct Work {
   i32 full_begin, full_end;  // of these, tiles in which every row sees every key
   Band band;
   i64 q_row, k_row, sequence_row;  // index of this q tile, of key tile 0, of the sequence's V stats
+  const float* k_scale;            // of key tile 0
+  const float* ds;                 // corrections of this q tile's scores, from key 0 on
 
   // rows is 0 or less if the block has nothing to do.
   __device__ __forceinline__ void find(const AttnParams& p) {
     constexpr i32 b_q = kMt * 64;
-    const unsigned tiles = static_cast<unsigned>(p.sequences.q_tiles);
+    const unsigned tiles = static_cast<unsigned>(p.q_tile_count);
     const unsigned pair = blockIdx.x / tiles;
     // Later tiles see more keys under a causal mask: longest first.
-    q_tile = static_cast<i32>(tiles - 1 - blockIdx.x % tiles);
+    const i32 in_run = static_cast<i32>(tiles - 1 - blockIdx.x % tiles);
+    q_tile = p.first_q_tile + in_run;
     head = p.first_head + static_cast<i32>(pair % static_cast<unsigned>(p.head_count));
     batch = static_cast<i32>(pair / static_cast<unsigned>(p.head_count));
     kv_head = head / (p.heads.qo / p.heads.kv);
@@ -58,6 +64,9 @@ struct Work {
     k_row = kv_head * p.heads.k_tiles + sequence.first_k_tile;
     sequence_row = p.v_grouped ? kv_head * p.heads.v_groups + sequence.first_v_group
                                : kv_head * p.heads.sequences + batch;
+    k_scale = p.k_scale + k_row * kKGroupsPerTile;
+    ds = p.ds + (i64{head - p.first_head} * p.q_tile_count + in_run) * p.ds_pitch +
+         sequence.first_k_tile * kBk;
 
     band = make_band(static_cast<MaskKind>(p.mask), p.window_left, p.window_right, sequence.qo_len,
                      sequence.kv_len);
@@ -73,25 +82,60 @@ struct Work {
   }
 };
 
-// Row of the tile that this lane holds: fragment mt, half h.
+// Row of the tile that a thread holds: fragment mt, half h.
 template <int kMt>
-__device__ __forceinline__ i32 row_of(int mt, int h) {
-  return static_cast<i32>(threadIdx.x) / 32 * (kMt * 16) + mt * 16 + h * 8 +
-         static_cast<i32>(threadIdx.x) % 32 / 4;
+__device__ __forceinline__ i32 row_of(unsigned thread, int mt, int h) {
+  return static_cast<i32>(thread / 32 * (kMt * 16) + thread % 32 / 4) + mt * 16 + h * 8;
 }
 
-// Copies a tile from global to shared memory, flat: kBytes a block of kAttnThreads.
+// Column of element e of fragment n.
+__device__ __forceinline__ i32 column_of(unsigned thread, int n, int e) {
+  return n * 8 + static_cast<i32>(thread % 4 * 2) + e % 2;
+}
+
+// Copies a tile from global to shared memory, flat: 16 bytes a thread at a time.
 template <int kBytes>
 __device__ __forceinline__ void copy_tile(unsigned to, const unsigned char* from) {
-  static_assert(kBytes % (kAttnThreads * 16) == 0 || kBytes < kAttnThreads * 16);
-  // One address each, to which the copies add constants.
-  const int offset = static_cast<int>(threadIdx.x) * 16;
-  to += offset;
-  from += offset;
+  constexpr int kStep = kAttnThreads * 16;
+  static_assert(kBytes % kStep == 0);
+  const unsigned first = thread_anew() * 16;
+  to += first;
+  from += first;
 #pragma unroll
-  for (int at = 0; at < kBytes; at += kAttnThreads * 16) {
-    if (kBytes % (kAttnThreads * 16) == 0 || offset < kBytes) cp_async_16(to + at, from + at);
+  for (int at = 0; at < kBytes; at += kStep) cp_async_16(to + at, from + at);
+}
+
+__device__ __forceinline__ const float* floats(const unsigned char* shared, int offset) {
+  return reinterpret_cast<const float*>(shared + offset);
+}
+
+// Scales of Q, by sm_scale and log2(e), for score_factor.
+template <bool kInt4, int kMt>
+__device__ __forceinline__ void load_q_scales(const AttnParams& p, const Work<kMt>& work,
+                                              float (&q_scale)[kAttnThreads / 4]) {
+  constexpr int kGroups = kAttnThreads / 4;
+  if (threadIdx.x < kGroups) {
+    const float scale = p.q_scale[work.q_row * kGroups + threadIdx.x] * p.score_scale;
+    q_scale[threadIdx.x] = kInt4 ? scale / kS4Sum : scale;  // exact: a power of two
   }
+}
+
+// Copies K's scales of a tile, and, with kSmoothQ, the corrections of its scores.
+template <bool kSmoothQ, int kMt>
+__device__ __forceinline__ void copy_scales(const Work<kMt>& work, i32 tile, unsigned k_scale,
+                                            unsigned ds) {
+  const unsigned thread = thread_anew();
+  if (thread == 0) cp_async_16(k_scale, work.k_scale + i64{tile} * kKGroupsPerTile);
+  if (kSmoothQ && thread < kBk / 4) {
+    cp_async_16(ds + thread * 16, work.ds + i64{tile} * kBk + thread * 4);
+  }
+}
+
+// What a lane's integer sums of a tile are multiplied by: it has one group of Q and one of K.
+__device__ __forceinline__ float score_factor(const float (&q_scale)[kAttnThreads / 4],
+                                              const float* k_scale) {
+  const unsigned thread = thread_anew();
+  return q_scale[thread / 4] * k_scale[thread % 4];
 }
 
 // ---- Scores ----
@@ -105,7 +149,7 @@ inline constexpr float kLargestIntegerScale = 0x1p-6f;
 
 // Addresses of a lane's pieces for ldmatrix: rows of 16 codes a matrix row.
 template <int kRowBytes>
-__device__ __forceinline__ unsigned operand_address(unsigned base, int row, int piece) {
+__device__ __forceinline__ unsigned operand_address(unsigned base, unsigned row, unsigned piece) {
   return base + static_cast<unsigned>(swizzled(row, piece, kRowBytes));
 }
 
@@ -113,8 +157,8 @@ __device__ __forceinline__ unsigned operand_address(unsigned base, int row, int 
 template <int kMt, int kRowBytes, bool kInt4>
 __device__ __forceinline__ void integer_scores(unsigned q, unsigned k,
                                                int (&s)[kMt][kKeyFragments][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const unsigned thread = thread_anew();
+  const unsigned lane = thread % 32, warp = thread / 32;
   const int start[4] = {kMagic, kMagic, kMagic, kMagic};
   // A: rows 0-7 and 8-15 of the fragment, then both again 16 bytes on. B: 8 keys, 16 bytes on, then
   // the next 8 keys. A step of 32 bytes flips bits of the swizzled offset: an exclusive or.
@@ -123,6 +167,7 @@ __device__ __forceinline__ void integer_scores(unsigned q, unsigned k,
   // Operands are loaded one fragment ahead of the products that use them: ldmatrix takes as long as
   // several products.
   constexpr int kSteps = kRowBytes / 32, kLoads = kSteps * (kKeyFragments / 2);
+  constexpr bool kAhead = !kInt4;
   unsigned a[2][kMt][4], b[2][4];
 #pragma unroll
   for (int mt = 0; mt < kMt; ++mt) ldmatrix_x4(a[0][mt], a0 + mt * 16 * kRowBytes);
@@ -134,11 +179,17 @@ __device__ __forceinline__ void integer_scores(unsigned q, unsigned k,
       const int next_step = (i + 1) / (kKeyFragments / 2),
                 next_n = (i + 1) % (kKeyFragments / 2) * 2;
       ldmatrix_x4(b[(i + 1) & 1], (b0 ^ (next_step * 32)) + next_n * 8 * kRowBytes);
-      if (next_step != step) {
+      if (kAhead && next_step != step) {
 #pragma unroll
         for (int mt = 0; mt < kMt; ++mt) {
           ldmatrix_x4(a[next_step & 1][mt], (a0 ^ (next_step * 32)) + mt * 16 * kRowBytes);
         }
+      }
+    }
+    if (!kAhead && i > 0 && n == 0) {
+#pragma unroll
+      for (int mt = 0; mt < kMt; ++mt) {
+        ldmatrix_x4(a[step & 1][mt], (a0 ^ (step * 32)) + mt * 16 * kRowBytes);
       }
     }
 #pragma unroll
@@ -182,15 +233,6 @@ __device__ __forceinline__ float quad_max(float x) {  // over the four lanes tha
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
-// Column of element e of fragment n.
-__device__ __forceinline__ i32 column_of(int n, int e) {
-  return n * 8 + static_cast<i32>(threadIdx.x) % 4 * 2 + e % 2;
-}
 
 // Scores of a tile in the form that the exponentials take: x = fma(score, factor, offset[row]), where
 // score is the bit pattern in s.
@@ -219,18 +261,19 @@ struct Exponents {
 template <int kMt>
 __device__ __forceinline__ void hide_scores(const Work<kMt>& work, i32 tile,
                                             int (&scores)[kMt][kKeyFragments][4]) {
+  const unsigned thread = thread_anew();
 #pragma unroll
   for (int mt = 0; mt < kMt; ++mt) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const i32 query = work.q_tile * kMt * 64 + row_of<kMt>(mt, h);
+      const i32 query = work.q_tile * kMt * 64 + row_of<kMt>(thread, mt, h);
       const i32 first = work.band.first_key(query) - tile * kBk;
       const i32 end = work.band.end_key(query) - tile * kBk;
 #pragma unroll
       for (int n = 0; n < kKeyFragments; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const i32 column = column_of(n, e);
+          const i32 column = column_of(thread, n, e);
           if (column < first || column >= end) {
             scores[mt][n][2 * h + e] = __float_as_int(-infinity());
           }
@@ -240,20 +283,26 @@ __device__ __forceinline__ void hide_scores(const Work<kMt>& work, i32 tile,
   }
 }
 
-// Turns integer sums into finished scores. ds: null, or the lane's corrections of this tile.
-template <int kMt>
+// Turns integer sums into finished scores. ds: with kSmoothQ, this tile's corrections.
+template <bool kSmoothQ, int kMt>
 __device__ __forceinline__ void finish_scores(const Work<kMt>& work, i32 tile, bool masked, float f,
                                               const float* ds, float ds_scale,
                                               int (&s)[kMt][kKeyFragments][4]) {
+  const unsigned thread = thread_anew();
 #pragma unroll
-  for (int mt = 0; mt < kMt; ++mt) {
+  for (int n = 0; n < kKeyFragments; ++n) {
+    float add[2] = {};
+    if constexpr (kSmoothQ) {
+      const float2 pair = *reinterpret_cast<const float2*>(ds + column_of(thread, n, 0));
+      add[0] = pair.x * ds_scale;
+      add[1] = pair.y * ds_scale;
+    }
 #pragma unroll
-    for (int n = 0; n < kKeyFragments; ++n) {
+    for (int mt = 0; mt < kMt; ++mt) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float sum = __int_as_float(s[mt][n][e]) - kMagicFloat;
-        s[mt][n][e] =
-            __float_as_int(ds == nullptr ? sum * f : fmaf(sum, f, ds[n * 8 + e % 2] * ds_scale));
+        s[mt][n][e] = __float_as_int(kSmoothQ ? fmaf(sum, f, add[e % 2]) : sum * f);
       }
     }
   }
@@ -371,29 +420,39 @@ __device__ __forceinline__ void fill_rows(const AttnParams& p, const Work<kMt>& 
   }
 }
 
-// Shared memory that store_rows needs.
-template <int kDv>
-struct OutStage {
-  static constexpr int kColumns = kDv < 128 ? kDv : 128;  // at a time
-  static constexpr int kPitch = kColumns + 8;             // floats; no bank conflicts
-  static constexpr int kBytes = kAttnThreads / 32 * 16 * kPitch * 4;
-};
+// Finds the block's work. False: there is nothing to attend to, and what needs writing is written.
+template <int kMt>
+__device__ __forceinline__ bool begin(const AttnParams& p, Work<kMt>& work) {
+  if (threadIdx.x == 0) work.find(p);
+  __syncthreads();
+  if (work.rows <= 0) return false;
+  if (work.sequence.bad) {
+    fill_rows(p, work, quiet_nan(), quiet_nan());
+    return false;
+  }
+  if (work.first_key_tile >= work.end_key_tile) {
+    fill_rows(p, work, 0.0f, -infinity());
+    return false;
+  }
+  return true;
+}
 
 // Normalises and writes the rows: o[kMt][dv / 8][4] of each lane. v_scale and v_mean: of the
-// sequence, or null. Each warp turns 16 rows at a time round in shared memory, which the whole block
-// must have done with, so that rows are written whole and the code stays short.
+// sequence, or null. Each warp turns 16 rows at a time round in shared memory, so that rows are written
+// whole and the code stays short.
 template <int kMt, int kDv>
 __device__ __forceinline__ void store_rows(const AttnParams& p, const Work<kMt>& work,
                                            const RowState<kMt>& state,
                                            const float (&o)[kMt][kDv / 8][4], const float* v_scale,
                                            const float* v_mean, float p_log2,
                                            unsigned char* shared) {
-  using Stage = OutStage<kDv>;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  constexpr OutStage kStage(kDv);
+  const unsigned thread = thread_anew();
+  const int lane = static_cast<int>(thread) % 32, warp = static_cast<int>(thread) / 32;
   const i32 first_row = work.q_tile * kMt * 64;
-  float* stage = reinterpret_cast<float*>(shared) + warp * 16 * Stage::kPitch;
-  const int column = lane * 4 % Stage::kColumns;
+  float* stage = reinterpret_cast<float*>(shared) + warp * 16 * kStage.pitch;
+  const int column = lane * 4 % kStage.columns;
+  __syncthreads();  // other warps may still read the last tile
 #pragma unroll
   for (int mt = 0; mt < kMt; ++mt) {
     float inverse[2];
@@ -402,9 +461,9 @@ __device__ __forceinline__ void store_rows(const AttnParams& p, const Work<kMt>&
       const float l = state.sum[mt][h];
       const bool empty = l == 0.0f;
       inverse[h] = empty ? 0.0f : 1.0f / l;
-      const i32 row = row_of<kMt>(mt, h);
+      const i32 row = row_of<kMt>(thread, mt, h);
       if (lane % 4 != 0) continue;
-      stage[(h * 8 + lane / 4) * Stage::kPitch + Stage::kColumns] = empty ? 0.0f : 1.0f;
+      stage[(h * 8 + lane / 4) * kStage.pitch + kStage.columns] = empty ? 0.0f : 1.0f;
       if (p.lse == nullptr || row >= work.rows) continue;
       const float bias = p.lse_bias != nullptr ? p.lse_bias[work.q_row * (kMt * 64) + row] : 0.0f;
       const float base2 = state.max[mt][h] + (log2_approx(l) - p_log2);
@@ -413,19 +472,19 @@ __device__ __forceinline__ void store_rows(const AttnParams& p, const Work<kMt>&
           empty ? -infinity() : fmaf(base2, 0.693147180559945f, bias);
     }
 #pragma unroll
-    for (int half = 0; half < kDv / Stage::kColumns; ++half) {
+    for (int half = 0; half < kDv / kStage.columns; ++half) {
 #pragma unroll
-      for (int n = 0; n < Stage::kColumns / 8; ++n) {
+      for (int n = 0; n < kStage.columns / 8; ++n) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const float* x = &o[mt][half * Stage::kColumns / 8 + n][2 * h];
-          *reinterpret_cast<float2*>(stage + (h * 8 + lane / 4) * Stage::kPitch + n * 8 +
+          const float* x = &o[mt][half * kStage.columns / 8 + n][2 * h];
+          *reinterpret_cast<float2*>(stage + (h * 8 + lane / 4) * kStage.pitch + n * 8 +
                                      lane % 4 * 2) =
               make_float2(x[0] * inverse[h], x[1] * inverse[h]);
         }
       }
       __syncwarp();
-      const i32 c = half * Stage::kColumns + column;
+      const i32 c = half * kStage.columns + column;
       float scale[4], mean[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -433,12 +492,12 @@ __device__ __forceinline__ void store_rows(const AttnParams& p, const Work<kMt>&
         mean[e] = v_mean != nullptr ? v_mean[c + e] : 0.0f;
       }
 #pragma unroll 1
-      for (int r = lane * 4 / Stage::kColumns; r < 16; r += 128 / Stage::kColumns) {
+      for (int r = lane * 4 / kStage.columns; r < 16; r += 128 / kStage.columns) {
         const i32 row = warp * kMt * 16 + mt * 16 + r;
         if (row >= work.rows) break;
-        const float* from = stage + r * Stage::kPitch;
+        const float* from = stage + r * kStage.pitch;
         const float4 y = *reinterpret_cast<const float4*>(from + column);
-        const float seen = from[Stage::kColumns];  // 0: the row saw no key
+        const float seen = from[kStage.columns];  // 0: the row saw no key
         const float x[4] = {
             fmaf(y.x, scale[0], seen * mean[0]), fmaf(y.y, scale[1], seen * mean[1]),
             fmaf(y.z, scale[2], seen * mean[2]), fmaf(y.w, scale[3], seen * mean[3])};

@@ -72,7 +72,7 @@ template <int kMt, int kDv, bool kBf16>
 __device__ __forceinline__ void accumulate_16(const int (&s)[kMt][kKeyFragments][4],
                                               const Exponents<kMt>& exponents, unsigned v,
                                               RowState<kMt>& state, float (&o)[kMt][kDv / 8][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const unsigned lane = thread_anew() % 32;
   const unsigned v0 = operand_address<kDv * 2>(v, lane % 16, lane / 16);
   constexpr int kSteps = kBk / 16, kPairs = kDv / 16, kLoads = kSteps * kPairs;
   unsigned a[2][kMt][4], b[2][4];
@@ -112,7 +112,7 @@ __device__ __forceinline__ void accumulate_acc16(const int (&s)[kMt][kKeyFragmen
                                                  const Exponents<kMt>& exponents, unsigned v,
                                                  RowState<kMt>& state,
                                                  float (&o)[kMt][kDv / 8][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const unsigned lane = thread_anew() % 32;
   const unsigned v0 = operand_address<kDv * 2>(v, lane % 16, lane / 16);
   constexpr int kSteps = kBk / 16;
   unsigned a[kSteps][kMt][4];

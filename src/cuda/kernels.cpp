@@ -4,6 +4,7 @@
 
 #include "include/sageattn.h"
 #include "ptx/common/params.h"
+#include "ptx/tile/attn_shared.h"
 #include "ptx/tile/dims.h"
 #include "src/core/error.h"
 #include "src/core/select.h"
@@ -23,19 +24,11 @@ const char* attention_kernel(const PlanConfig& plan) {
   return plan.pv_format == SAGEATTN_PV_E4M3 ? "attn_sm89" : "attn_sm80";
 }
 
-// Shared memory as the kernels divide it: Q, then stages of K and of V, beside E4M3 with scales and
-// means. Two stages, but beyond 128 channels one of V (of both without quantization), so that they
-// fit in the 99 KB that a block of sm_86, sm_89 and sm_120 can have.
 int attention_shared_bytes(const PlanConfig& plan) {
   const Shape shape(plan);
-  const bool wide = std::max(shape.d_tile, shape.dv_tile) > 128;
-  const int k_stages = wide && shape.exact ? 1 : 2;
-  const int v_stages = wide ? 1 : 2;
-  const int v_stats = plan.pv_format == SAGEATTN_PV_E4M3 ? 2 * shape.dv_tile * 4 : 0;
-  const int loop = (plan.tile.b_q + k_stages * kKeys) * shape.qk_row_bytes +
-                   v_stages * (kKeys * shape.v_row_bytes + v_stats);
-  const int out = kAttnThreads / 32 * 16 * (std::min(shape.dv_tile, 128) + 8) * 4;  // OutStage
-  return std::max(loop, out);
+  return AttnShared({shape.d_tile, shape.dv_tile}, shape.qk_row_bytes * 8 / shape.d_tile,
+                    shape.v_row_bytes * 8 / shape.dv_tile, plan.smooth_q == SAGEATTN_SMOOTH_ON)
+      .bytes;
 }
 
 // The smoothed keys of a tile, and 32 means of queries.
@@ -83,7 +76,7 @@ std::vector<KernelUse> kernels_of(const PlanConfig& plan) {
 
   KernelUse attention{Kernel::kAttention,
                       attention_kernel(plan),
-                      {d_qk, d_v},
+                      {{"HEAD_DIMS", HeadDims{shape.d_tile, shape.dv_tile}.code()}},
                       kAttnThreads,
                       attention_shared_bytes(plan)};
   if (is_exact(plan)) {
@@ -92,6 +85,8 @@ std::vector<KernelUse> kernels_of(const PlanConfig& plan) {
     attention.macros.push_back(int4);
     attention.macros.push_back({"SMOOTH_Q", smooth_q});
     attention.macros.push_back({"PV_ACCUM_F16", plan.pv_accum == SAGEATTN_PV_ACCUM_F16});
+    if (plan.pv_format == SAGEATTN_PV_F16) {
+    }
   }
   list.push_back(attention);
   return list;

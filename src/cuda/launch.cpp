@@ -179,34 +179,40 @@ AttnParams attention_params(const Task& t) {
   return p;
 }
 
-// For as many query heads at a time as the correction of their scores has room.
+void correct_scores(const Task& t, const AttnParams& p, Sink& sink) {
+  CorrectionParams c{};
+  c.sequences = t.sequences;
+  c.heads = t.heads;
+  c.k = t.k;
+  c.k_mean = t.areas.k_mean;
+  c.q_mean = t.areas.q_mean;
+  c.ds = t.areas.ds;
+  c.ds_pitch = p.ds_pitch;
+  c.first_head = p.first_head;
+  c.head_count = p.head_count;
+  c.first_q_tile = p.first_q_tile;
+  c.q_tile_count = p.q_tile_count;
+  c.product_bf16 = t.product_bf16;
+  c.b_q = t.plan.tile.b_q;
+  sink.launch(Kernel::kCorrection, t.extent.batch * p.head_count * t.extent.max_k_tiles, &c);
+}
+
+// For as many query heads, or tiles of queries of one, at a time as the correction of their scores
+// has room.
 void attend(const Task& t, Sink& sink) {
-  const PlanConfig& plan = t.plan;
+  const int64_t heads = t.plan.num_qo_heads, q_tiles = t.extent.max_q_tiles;
   const bool correct = t.areas.ds != nullptr && t.extent.max_k_tiles > 0;
   AttnParams p = attention_params(t);
-  const int64_t run = correct
-                          ? ds_heads(plan, t.extent, static_cast<int64_t>(t.launch.workspace_size))
-                          : plan.num_qo_heads;
-  for (int64_t first = 0; first < plan.num_qo_heads; first += run) {
-    p.first_head = static_cast<i32>(first);
-    p.head_count = static_cast<i32>(std::min<int64_t>(run, plan.num_qo_heads - first));
-    const int64_t tiles = t.extent.batch * p.head_count * t.extent.max_q_tiles;
-    if (correct) {
-      CorrectionParams c{};
-      c.sequences = t.sequences;
-      c.heads = t.heads;
-      c.k = t.k;
-      c.k_mean = t.areas.k_mean;
-      c.q_mean = t.areas.q_mean;
-      c.ds = t.areas.ds;
-      c.ds_pitch = p.ds_pitch;
-      c.first_head = p.first_head;
-      c.head_count = p.head_count;
-      c.product_bf16 = t.product_bf16;
-      c.b_q = plan.tile.b_q;
-      sink.launch(Kernel::kCorrection, t.extent.batch * p.head_count * t.extent.max_k_tiles, &c);
+  const DsRun run = ds_run(t.plan, t.extent, static_cast<int64_t>(t.launch.workspace_size));
+  for (int64_t head = 0; head < heads; head += run.heads) {
+    p.first_head = static_cast<i32>(head);
+    p.head_count = static_cast<i32>(std::min(run.heads, heads - head));
+    for (int64_t tile = 0; tile < q_tiles; tile += run.q_tiles) {
+      p.first_q_tile = static_cast<i32>(tile);
+      p.q_tile_count = static_cast<i32>(std::min(run.q_tiles, q_tiles - tile));
+      if (correct) correct_scores(t, p, sink);
+      sink.launch(Kernel::kAttention, t.extent.batch * p.head_count * p.q_tile_count, &p);
     }
-    sink.launch(Kernel::kAttention, tiles, &p);
   }
 }
 

@@ -92,8 +92,9 @@ Extent make_extent(const PlanConfig& plan, int64_t batch, int64_t max_qo, int64_
   return e;
 }
 
-int128 ds_head_bytes(const PlanConfig& plan, const Extent& extent) {
-  return int128{extent.q_tiles} * ds_pitch(plan, extent) * int128{sizeof(float)};
+// Of ds: one tile of queries of one head.
+int128 ds_row_bytes(const PlanConfig& plan, const Extent& extent) {
+  return int128{ds_pitch(plan, extent)} * int128{sizeof(float)};
 }
 
 }  // namespace
@@ -125,7 +126,7 @@ Extent extent_of(const PlanConfig& plan, const Launch& launch) {
 }
 
 int64_t ds_pitch(const PlanConfig& plan, const Extent& extent) {
-  return extent.max_k_tiles * plan.tile.b_k;
+  return extent.k_tiles * plan.tile.b_k;
 }
 
 Need need_of(const PlanConfig& plan) {
@@ -134,9 +135,9 @@ Need need_of(const PlanConfig& plan) {
   const Sizes sizes = walk(plan, extent, nullptr, areas);
   int128 least = 0, most = 0;
   if (plan.smooth_q == SAGEATTN_SMOOTH_ON) {
-    const int128 head = ds_head_bytes(plan, extent);
-    const int128 all = head * plan.num_qo_heads;
-    least = std::min(all, std::max(head, kSpareBytes - sizes.spare));
+    const int128 row = ds_row_bytes(plan, extent);
+    const int128 all = row * extent.max_q_tiles * plan.num_qo_heads;
+    least = std::min(all, std::max(row, kSpareBytes - sizes.spare));
     most = std::min(all, std::max(least, kPreferredSpareBytes - sizes.spare));
   }
   const int128 fixed = sizes.copies + sizes.spare;
@@ -151,14 +152,15 @@ Areas carve(const PlanConfig& plan, const Extent& extent, void* workspace) {
   return areas;
 }
 
-int64_t ds_heads(const PlanConfig& plan, const Extent& extent, int64_t bytes) {
-  if (plan.smooth_q != SAGEATTN_SMOOTH_ON) return plan.num_qo_heads;
-  const int128 head = ds_head_bytes(plan, extent);
-  if (head == 0) return plan.num_qo_heads;
+DsRun ds_run(const PlanConfig& plan, const Extent& extent, int64_t bytes) {
+  const DsRun all{plan.num_qo_heads, extent.max_q_tiles};
+  const int128 row = ds_row_bytes(plan, extent);
+  if (plan.smooth_q != SAGEATTN_SMOOTH_ON || row == 0 || all.q_tiles == 0) return all;
   Areas areas{};
   const Sizes sizes = walk(plan, extent, nullptr, areas);
-  return static_cast<int64_t>(
-      std::min<int128>((bytes - sizes.copies - sizes.spare) / head, plan.num_qo_heads));
+  const int128 rows = (bytes - sizes.copies - sizes.spare) / row;
+  if (rows < all.q_tiles) return {1, static_cast<int64_t>(rows)};
+  return {static_cast<int64_t>(std::min<int128>(rows / all.q_tiles, all.heads)), all.q_tiles};
 }
 
 }  // namespace sageattn::cuda

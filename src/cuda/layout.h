@@ -17,8 +17,10 @@ inline constexpr int32_t kWorkspaceAlignment = 256;
 
 // What is neither a quantized copy of a tensor nor a scale of one: means, biases and, with smooth_q,
 // the correction of scores (AttnParams::ds). The latter is made for as many query heads at a time
-// as there is room for: in the smallest workspace these areas take kSpareBytes in all, in the
-// preferred one up to kPreferredSpareBytes; more if a single head takes more.
+// as there is room for, or, where a head is too large, for as many tiles of its queries: in the
+// smallest workspace these areas take kSpareBytes in all, in the preferred one up to
+// kPreferredSpareBytes. They take more only if means, biases and one row of ds do: one tile of
+// queries of one head against the keys of all sequences, 4 bytes a key.
 inline constexpr int64_t kSpareBytes = int64_t{64} << 20;
 inline constexpr int64_t kPreferredSpareBytes = int64_t{1} << 30;
 
@@ -67,11 +69,15 @@ Need need_of(const PlanConfig& plan);
 // The areas of a launch, in a workspace of at least min_bytes. ds is last and takes what remains.
 Areas carve(const PlanConfig& plan, const Extent& extent, void* workspace);
 
-// Floats between the rows of ds, one for each query tile and head.
+// Floats between the rows of ds: the keys of all sequences, in whole tiles.
 int64_t ds_pitch(const PlanConfig& plan, const Extent& extent);
 
-// Query heads for which ds has room in a workspace of `bytes`: at least one in min_bytes, at most
-// all. All without smooth_q.
-int64_t ds_heads(const PlanConfig& plan, const Extent& extent, int64_t bytes);
+// How much of ds is made at a time: all tiles of queries of several heads, or some tiles of one.
+struct DsRun {
+  int64_t heads, q_tiles;  // at most; q_tiles of each sequence
+};
+
+// What fits in a workspace of `bytes`, at least min_bytes. Everything without smooth_q.
+DsRun ds_run(const PlanConfig& plan, const Extent& extent, int64_t bytes);
 
 }  // namespace sageattn::cuda
