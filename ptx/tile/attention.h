@@ -143,9 +143,10 @@ __device__ __forceinline__ float score_factor(const float (&q_scale)[kAttnThread
 // Integer sums start here, so that their bits are the float kMagicFloat + sum, exactly: |sum| < 2^22.
 inline constexpr int kMagic = 0x4B400000;
 inline constexpr float kMagicFloat = 12582912.0f;
-// Up to this scale an integer score is below 2^16 in base 2, where rounding a maximum moves it by less
-// than 2^-8.
-inline constexpr float kLargestIntegerScale = 0x1p-6f;
+// Up to this scale an exponent may start from such bits: its constant then holds kMagicFloat times the
+// scale, less than 2^12, and rounds by less than 2^-12 (a quarter of what FP16 P rounds by). And a
+// score is below 2^10 in base 2, where rounding a maximum moves it by next to nothing.
+inline constexpr float kLargestIntegerScale = 0x1p-12f;
 
 // Addresses of a lane's pieces for ldmatrix: rows of 16 codes a matrix row.
 template <int kRowBytes>

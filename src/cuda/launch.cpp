@@ -142,8 +142,9 @@ void prepare(const Task& t, Sink& sink) {
   const int64_t stats = p.k_stats_tasks + p.v_stats_tasks;
   const int64_t tiles =
       2 * t.extent.max_k_tiles + t.extent.max_q_tiles * (plan.num_qo_heads / plan.num_kv_heads);
-  // More blocks between a head's statistics and its tiles than a GPU holds at a time.
-  constexpr int64_t kBetween = 1024;
+  // Blocks between a head's statistics and its tiles: many times what a GPU holds, for the block that
+  // folds the statistics takes as long as thousands of others.
+  constexpr int64_t kBetween = 5000;
   if (stats > 0) {
     p.lag = static_cast<i32>(std::min(pairs, 1 + (kBetween + stats + tiles - 1) / (stats + tiles)));
   }

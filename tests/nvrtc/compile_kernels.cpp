@@ -12,8 +12,9 @@
 //   --cubins   keeps the cubins there, with a table of them, rows.tsv; compares nothing
 //
 // With the build of NVRTC that resources.tsv names every figure must be equal. Any other build must
-// spill nothing and take as much shared memory. With every build: no spills, no wgmma that waits for
-// another, and no more shared memory than a block can have.
+// spill no more and take as much shared memory. With every build: no wgmma that waits for another, and
+// no more shared memory than a block can have. Nothing should spill; what still does, resources.tsv
+// shows.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -50,6 +51,7 @@ constexpr int kSkipped = 77;
 constexpr const char* kTable = SAGEATTN_TEST_DIR "/nvrtc/resources.tsv";
 constexpr const char* kColumns =
     "kernel\tmacros\tarch\tregisters\tspill_bytes\tstatic_smem\tdynamic_smem";
+enum { kRegisters = 3, kSpills, kStaticSmem };
 
 struct Arch {
   int number;
@@ -268,7 +270,6 @@ void compile(Job& job, const Nvrtc& nvrtc, const std::string& cubins) {
   job.row = job.key() + "\t" + std::to_string(found.registers) + "\t" + std::to_string(spills) +
             "\t" + std::to_string(found.smem_bytes) + "\t" +
             (job.use ? std::to_string(job.use->shared_bytes) : "-");
-  if (spills != 0) job.faults.push_back("spills " + std::to_string(spills) + " bytes a thread");
   if (job.use && job.use->shared_bytes > job.max_shared_bytes) {
     job.faults.push_back("takes " + std::to_string(job.use->shared_bytes) +
                          " bytes of dynamic shared memory, a block of that arch has at most " +
@@ -377,7 +378,11 @@ void compare(std::vector<Job>& jobs, const Table& table, bool same_build) {
     }
     const std::vector<std::string> was = fields_of(found->second), is = fields_of(job.row);
     const std::vector<std::string> columns = fields_of(kColumns);
-    for (size_t i = same_build ? 3 : 5; i < columns.size(); ++i) {
+    if (!same_build && std::stoi(is[kSpills]) > std::stoi(was[kSpills])) {
+      job.faults.push_back("spills " + is[kSpills] + " bytes a thread, " + was[kSpills] +
+                           " in resources.tsv");
+    }
+    for (size_t i = same_build ? kRegisters : kStaticSmem; i < columns.size(); ++i) {
       if (was[i] == is[i]) continue;
       job.faults.push_back(columns[i] + " = " + is[i] + ", but " + was[i] + " in resources.tsv");
     }
