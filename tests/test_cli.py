@@ -692,7 +692,8 @@ class Compile(CliTest):
             self.assertEqual(set(plan), {"arch", "preset", "head_dim", "dtype", "kernel_name",
                                          "registers", "spill_bytes", "smem_bytes", "ms"})
             self.assertGreater(plan["registers"], 0)
-        self.assertGreater(result["plans"][0]["ms"], 0)
+        # Plans that share kernels: whichever was first compiled them.
+        self.assertGreater(sum(plan["ms"] for plan in result["plans"]), 0)
         self.assertEqual(result["files"],
                          ["new/blobs/sageattn-sm_80.blob", "new/blobs/sageattn-sm_89.blob"])
         blobs = {}

@@ -38,6 +38,9 @@ constexpr int kWide = kDqk > kDv ? kDqk : kDv;
 constexpr int kPieces = kDqk / 8;
 constexpr int kWarpRows = 32 / kPieces;
 
+// Blocks an SM. Where it has 100 KB of shared memory two fit.
+constexpr int kBlocks = kWide > 128 ? 1 : __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 ? 4 : 2;
+
 constexpr int kVPitch = 17;  // words of a channel's 64 tokens in the buffer: spreads banks
 
 struct alignas(16) Shared {
@@ -669,7 +672,7 @@ struct Task {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kPrepareThreads, kWide > 128 ? 1 : 4)
+extern "C" __global__ void __launch_bounds__(kPrepareThreads, kBlocks)
     sageattn_prepare(const __grid_constant__ PrepareParams p) {
   extern __shared__ __align__(16) unsigned char stage[];  // tokens of one task
   __shared__ Shared shared;

@@ -106,11 +106,13 @@ __device__ __forceinline__ void accumulate_16(const int (&s)[kMt][kKeyFragments]
   add_row_sums(sum, state);
 }
 
-// fp16 accumulators of two fragments live for one tile, then they are promoted to fp32.
+// fp16 accumulators of two fragments live for one tile, then they are promoted to fp32. always: true,
+// which the compiler cannot know: in one basic block it starts most products before it promotes the
+// first, for which there are no registers.
 template <int kMt, int kDv>
 __device__ __forceinline__ void accumulate_acc16(const int (&s)[kMt][kKeyFragments][4],
                                                  const Exponents<kMt>& exponents, unsigned v,
-                                                 RowState<kMt>& state,
+                                                 bool always, RowState<kMt>& state,
                                                  float (&o)[kMt][kDv / 8][4]) {
   const unsigned lane = thread_anew() % 32;
   const unsigned v0 = operand_address<kDv * 2>(v, lane % 16, lane / 16);
@@ -126,31 +128,35 @@ __device__ __forceinline__ void accumulate_acc16(const int (&s)[kMt][kKeyFragmen
     }
   }
   add_row_sums(sum, state);
+  const auto channels = [&](int from, int to) {
 #pragma unroll
-  for (int n = 0; n < kDv / 8; n += 2) {
-    unsigned acc[kMt][2][2] = {};
+    for (int n = from; n < to; n += 2) {
+      unsigned acc[kMt][2][2] = {};
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      unsigned b[4];
-      ldmatrix_x4_trans(b, (v0 ^ (n * 16)) + step * 16 * kDv * 2);
+      for (int step = 0; step < kSteps; ++step) {
+        unsigned b[4];
+        ldmatrix_x4_trans(b, (v0 ^ (n * 16)) + step * 16 * kDv * 2);
+#pragma unroll
+        for (int mt = 0; mt < kMt; ++mt) {
+          mma_f16_acc16(acc[mt][0], a[step][mt], b[0], b[1]);
+          mma_f16_acc16(acc[mt][1], a[step][mt], b[2], b[3]);
+        }
+      }
 #pragma unroll
       for (int mt = 0; mt < kMt; ++mt) {
-        mma_f16_acc16(acc[mt][0], a[step][mt], b[0], b[1]);
-        mma_f16_acc16(acc[mt][1], a[step][mt], b[2], b[3]);
-      }
-    }
 #pragma unroll
-    for (int mt = 0; mt < kMt; ++mt) {
+        for (int i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          o[mt][n + i][2 * h] += f16_lo(acc[mt][i][h]);
-          o[mt][n + i][2 * h + 1] += f16_hi(acc[mt][i][h]);
+          for (int h = 0; h < 2; ++h) {
+            o[mt][n + i][2 * h] += f16_lo(acc[mt][i][h]);
+            o[mt][n + i][2 * h + 1] += f16_hi(acc[mt][i][h]);
+          }
         }
       }
     }
-  }
+  };
+  channels(0, kDv / 16);
+  if (always) channels(kDv / 16, kDv / 8);
 }
 
 }  // namespace sageattn
