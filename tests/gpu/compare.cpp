@@ -125,7 +125,8 @@ std::string compare_rest(const Buffers& buffers, const Outcome& gpu, const Outco
   for (const auto& [name, tensor, got, want] :
        {std::tuple{"out", &buffers.out, &gpu.out, &cpu.out},
         std::tuple{"lse", &buffers.lse, &gpu.lse, &cpu.lse}}) {
-    const auto size = static_cast<size_t>(dtype_size(tensor->dtype()));
+    const int32_t dtype = tensor->dtype();
+    const auto size = static_cast<size_t>(dtype_size(dtype));
     for (size_t i = 0; i < want->size(); i += size) {
       const auto untouched = [&](const std::vector<unsigned char>& image) {
         return std::all_of(image.begin() + static_cast<int64_t>(i),
@@ -134,7 +135,7 @@ std::string compare_rest(const Buffers& buffers, const Outcome& gpu, const Outco
       };
       // A value may look like the canary by chance. Then the other one is next to it, and compared.
       const auto value = [&](const std::vector<unsigned char>& image) {
-        return sageattn::load_element(tensor->dtype(), image.data() + i, 0);
+        return sageattn::load_element(dtype, image.data() + i, 0);
       };
       if (untouched(*want) != untouched(*got) &&
           !(std::fabs(value(*got) - value(*want)) < 0.01F * std::fabs(value(*want)))) {
