@@ -7,14 +7,15 @@
 // tasks of two chunks of 64 tokens leave partial sums where the chunk's codes will stand, and the last
 // to arrive folds them. Tiles, one a task, are smoothed, rotated, measured and written. Either reads
 // its tokens into shared memory first, as they are, by asynchronous copies: enough bytes are under way
-// with few registers, and odd strides matter to nothing else. Heads follow one another, a head's statistics `lag` heads before its tiles, so that a
-// tile's second read finds its tokens in L2 and hardly ever waits: memory sees K and V once.
+// with few registers, and odd strides matter to nothing else. Heads follow one another, a head's
+// statistics `lag` heads before its tiles, so that the second read finds its tokens in L2: memory sees
+// K and V once.
 //
 // A tile waits for tasks with lower block indices only, which the hardware starts first.
 //
 // Everything is computed in the order and precision of docs/numerics.md: no fused multiply-add.
 #include "ptx/arch/memory.h"
-#include "ptx/tile/dims.h"
+#include "ptx/tile/attn_shared.h"
 #include "ptx/tile/groups.h"
 #include "ptx/tile/rows.h"
 #include "ptx/tile/swizzle.h"
@@ -22,8 +23,7 @@
 namespace sageattn {
 namespace {
 
-constexpr int kBk = 64;
-constexpr int kBq = kDqk > 128 || kDv > 128 ? 64 : 128;
+constexpr int kBq = row_fragments(HeadDims{kDqk, kDv}) * 64;
 constexpr int kRowsPerWarp = kBq / 4;
 constexpr int kRowBytes = kDqk * QK_BITS / 8;
 constexpr int kKBytes = kBk * kRowBytes;
@@ -68,8 +68,8 @@ struct Place {
 
 // ---- Statistics ----
 
-// Partial statistics of a chunk: the sums of each channel; with V, of four chunks, the least and the
-// largest value behind the sums of the first.
+// Partial statistics of a chunk: the sums of each channel; with V, the least and the largest value
+// of a whole task behind the sums of its first chunk.
 __device__ __forceinline__ float* partial_of(const PrepareParams& p, bool is_v, i64 tile) {
   return reinterpret_cast<float*>(is_v ? p.v_codes + tile * kVBytes : p.k_codes + tile * kKBytes);
 }

@@ -4,12 +4,12 @@
 // pass by, 32 at a time. A thread takes one key and 8 tiles; channels ascend in one chain of fma, as
 // docs/numerics.md says.
 #include "ptx/common/sequences.h"
+#include "ptx/tile/attn_shared.h"
 #include "ptx/tile/load.h"
 
 namespace sageattn {
 namespace {
 
-constexpr int kBk = 64;
 constexpr int kRuns = kCorrectionThreads / kBk;  // threads that share a key
 constexpr int kTiles = 8;                        // tiles of queries a thread
 constexpr int kPitch = D_QK + 1;

@@ -75,8 +75,4 @@ __device__ __forceinline__ Quantizer make_f16_quantizer(float absmax) {
           __uint_as_float(static_cast<unsigned>(127 - e) << 23)};
 }
 
-__device__ __forceinline__ float scaled(const Quantizer& q, float x) {
-  return q.inverse == 0.0f ? 0.0f : x * q.inverse;
-}
-
 }  // namespace sageattn

@@ -110,7 +110,6 @@ struct ChunkSums {
   static constexpr int kRowsAtOnce = kThreads / kPieces;
   static constexpr int kAtOnce = kRowsAtOnce < 16 ? 1 : kRowsAtOnce / 16;  // chunks
   static constexpr int kLanesEach = kRowsAtOnce < 16 ? 16 / kRowsAtOnce : 1;
-  static constexpr int kFloats = kAtOnce * 16 * kDim;  // of the buffer
 
   // Calls see(x) for the eight channels of every row that exists and store(chunk, channel, sum) for
   // every channel of every chunk. The whole block takes part.

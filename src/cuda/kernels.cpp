@@ -14,7 +14,6 @@
 namespace sageattn::cuda {
 namespace {
 
-constexpr int kKeys = 64;              // a tile of mma.sync kernels
 constexpr int kSequencesThreads = 32;  // a block
 
 bool is_exact(const PlanConfig& plan) { return plan.qk_format == SAGEATTN_QK_NONE; }
@@ -34,7 +33,7 @@ int attention_shared_bytes(const PlanConfig& plan) {
 // The smoothed keys of a tile, and 32 means of queries.
 int correction_shared_bytes(const PlanConfig& plan) {
   const Shape shape(plan);
-  return (kKeys * (shape.d_tile + 1) + 32 * shape.d_tile) * static_cast<int>(sizeof(float));
+  return (kBk * (shape.d_tile + 1) + 32 * shape.d_tile) * static_cast<int>(sizeof(float));
 }
 
 // The tokens of one task: a tile, or two chunks whose statistics are taken.
@@ -165,7 +164,7 @@ void check_supported(const PlanConfig& plan) {
   } else {
     unsupported("pv_format", plan.pv_format, "use SAGEATTN_PV_E4M3, F16 or NONE");
   }
-  if (plan.promotion_interval != 0 && plan.promotion_interval != kKeys) {
+  if (plan.promotion_interval != 0 && plan.promotion_interval != kBk) {
     unsupported("promotion_interval", plan.promotion_interval, "use 64");
   }
 }
