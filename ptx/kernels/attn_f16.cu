@@ -110,8 +110,8 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, kBlocks)
       if (!last) copy_k(tile + 1, 0);
       cp_async_commit();
     }
-    accumulate_16<kMt, kDv, BF16 != 0>(bits, exponents, base + kShared.v + stage * kShared.v_bytes,
-                                       state, o);
+    accumulate_16<kMt, kDv, BF16 != 0, 2>(
+        bits, exponents, base + kShared.v + stage * kShared.v_bytes, work, tile, state, o);
   }
 
   store_rows<kMt, kDv>(p, work, state, o, nullptr, nullptr, 0.0f, shared);

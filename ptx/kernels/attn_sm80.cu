@@ -96,9 +96,9 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, kBlocks)
     }
     const unsigned v = base + kShared.v + (kShared.v_stages == 2 ? stage * kShared.v_bytes : 0);
     if constexpr (PV_ACCUM_F16) {
-      accumulate_acc16<kMt, kDv>(s, exponents, v, tile < work.end_key_tile, state, o);
+      accumulate_acc16<kMt, kDv>(s, exponents, v, work, tile, state, o);
     } else {
-      accumulate_16<kMt, kDv, false>(s, exponents, v, state, o);
+      accumulate_16<kMt, kDv, false, 1>(s, exponents, v, work, tile, state, o);
     }
   }
 

@@ -1,13 +1,14 @@
 // Attention with INT8 or INT4 Q K^T and E4M3 P V by mma.sync, from sm_89.
 //
-// Macros: HEAD_DIMS (64064, 128128), QK_INT4, SMOOTH_Q, PV_ACCUM_F16 (0 or 1: SAGE2PP).
+// Macros: HEAD_DIMS (64064, 128128), QK_INT4, SMOOTH_Q, PV_ACCUM_F16 (0 or 1: SAGE2PP), V_GROUPED (V has a
+// scale and a mean of each tile; otherwise of the sequence, applied at the end).
 //
 // One block: 128 queries of one head, 4 warps of 32 rows. The FP8 tensor core truncates, so its
 // accumulator lives for one tile of 64 keys and one fragment of 8 channels at a time, 4 registers (2
 // with fp16) a row fragment, and is then promoted to the fp32 output: two-level accumulation without
 // a second output in registers. V's scale and mean of a tile enter there, too.
 // Registers (d = 128, a thread): output 128, scores 64 whose places P takes. Shared memory: Q, two
-// stages of K and V and of V's scales and means: 50 KB.
+// stages of K, one of V and of its scales and means: 42 KB, so that two blocks fit in 100 KB.
 #include "ptx/tile/attention.h"
 
 namespace sageattn {
@@ -43,6 +44,55 @@ __device__ __forceinline__ void probabilities(const int (&s)[kMt][kKeyFragments]
   }
 }
 
+// O = alpha O + (P V) v_scale + sum v_mean for a quarter of the channels, from fragment first_n, one
+// fragment at a time.
+__device__ __forceinline__ void accumulate(const unsigned (&a)[kMt][kBk / 32][4],
+                                           const Exponents<kMt>& exponents,
+                                           const float (&sum)[kMt][2], const unsigned char* shared,
+                                           int first_n, float (&o)[kMt][kVFragments][4]) {
+  const unsigned lane = thread_anew() % 32;
+  const unsigned v0 = operand_address<kBk>(shared_address(shared) + kShared.v, lane % 8, lane / 8);
+  const float* scales = floats(shared, kShared.v_scale) + lane % 4 * 2;
+  const float* means = floats(shared, kShared.v_mean) + lane % 4 * 2;
+#pragma unroll
+  for (int n = first_n; n < first_n + kVFragments / 4; ++n) {
+    unsigned b[4];
+    ldmatrix_x4(b, v0 + n * 8 * kBk);
+    float2 scale, mean;
+    if constexpr (V_GROUPED) {
+      scale = *reinterpret_cast<const float2*>(scales + n * 8);
+      mean = *reinterpret_cast<const float2*>(means + n * 8);
+    }
+#pragma unroll
+    for (int mt = 0; mt < kMt; ++mt) {
+      float acc[4] = {};
+      if constexpr (PV_ACCUM_F16) {
+        unsigned acc16[2] = {};
+        mma_e4m3_acc16(acc16, a[mt][0], b[0], b[1]);
+        mma_e4m3_acc16(acc16, a[mt][1], b[2], b[3]);
+        acc[0] = f16_lo(acc16[0]);
+        acc[1] = f16_hi(acc16[0]);
+        acc[2] = f16_lo(acc16[1]);
+        acc[3] = f16_hi(acc16[1]);
+      } else {
+        mma_e4m3(acc, a[mt][0], b[0], b[1]);
+        mma_e4m3(acc, a[mt][1], b[2], b[3]);
+      }
+      if constexpr (V_GROUPED) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          acc[e] =
+              fmaf(acc[e], e % 2 ? scale.y : scale.x, sum[mt][e / 2] * (e % 2 ? mean.y : mean.x));
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        o[mt][n][e] = fmaf(o[mt][n][e], exponents.alpha[mt][e / 2], acc[e]);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kAttnThreads, 2)
@@ -57,28 +107,27 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, 2)
   load_q_scales<QK_INT4 != 0>(p, work, q_scale);
 
   // Addresses are made anew for each tile: pointers kept across the loop would cost registers.
-  const auto copy_kv = [&](i32 tile, int stage) {
-    const i64 at = work.k_row + tile;
+  const auto copy_k = [&](i32 tile, int stage) {
     copy_tile<kShared.k_bytes>(base + kShared.k + stage * kShared.k_bytes,
-                               p.k_codes + at * kShared.k_bytes);
-    copy_tile<kShared.v_bytes>(base + kShared.v + stage * kShared.v_bytes,
-                               p.v_codes + at * kShared.v_bytes);
+                               p.k_codes + (work.k_row + tile) * kShared.k_bytes);
     copy_scales<SMOOTH_Q != 0>(work, tile,
                                base + kShared.k_scale + stage * AttnShared::kKScaleBytes,
                                base + kShared.ds + stage * kShared.ds_bytes);
+  };
+  const auto copy_v = [&](i32 tile) {
+    copy_tile<kShared.v_bytes>(base + kShared.v, p.v_codes + (work.k_row + tile) * kShared.v_bytes);
     const unsigned thread = thread_anew();
-    if (!p.v_grouped || thread >= kDv / 2) return;
+    if (!V_GROUPED || thread >= kDv / 2) return;
     // V's scales and means, 16 bytes by each of the first threads.
     const bool is_scale = thread < kDv / 4;
     const unsigned piece = thread % (kDv / 4);
     const float* from = (is_scale ? p.v_scale : p.v_mean) + (work.sequence_row + tile) * kDv;
-    cp_async_16(base + (is_scale ? kShared.v_scale : kShared.v_mean) + stage * kShared.stat_bytes +
-                    piece * 16,
+    cp_async_16(base + (is_scale ? kShared.v_scale : kShared.v_mean) + piece * 16,
                 from + piece * 4);
   };
 
   copy_tile<kShared.q_bytes>(base + kShared.q, p.q_codes + work.q_row * kShared.q_bytes);
-  copy_kv(work.first_key_tile, 0);
+  copy_k(work.first_key_tile, 0);
   cp_async_commit();
 
   RowState<kMt> state;
@@ -90,7 +139,9 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, 2)
   for (i32 tile = work.first_key_tile; tile < work.end_key_tile; ++tile, stage ^= 1) {
     cp_async_wait<0>();
     __syncthreads();
-    if (tile + 1 < work.end_key_tile) copy_kv(tile + 1, stage ^ 1);
+    copy_v(tile);
+    cp_async_commit();
+    if (tile + 1 < work.end_key_tile) copy_k(tile + 1, stage ^ 1);
     cp_async_commit();
 
     int s[kMt][kKeyFragments][4];
@@ -124,61 +175,18 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, 2)
       }
     }
 
-    // O = alpha O + (P V) v_scale + sum v_mean, one fragment of channels at a time.
-    const unsigned lane = thread_anew() % 32;
-    const unsigned v0 =
-        operand_address<kBk>(base + kShared.v + stage * kShared.v_bytes, lane % 8, lane / 8);
-    const float* scales = floats(shared, kShared.v_scale + stage * kShared.stat_bytes);
-    const float* means = floats(shared, kShared.v_mean + stage * kShared.stat_bytes);
-    const auto channels = [&](int from, int to) {
+    cp_async_wait<1>();  // V is there
+    __syncthreads();
+
 #pragma unroll
-      for (int n = from; n < to; ++n) {
-        unsigned b[4];
-        ldmatrix_x4(b, v0 + n * 8 * kBk);
-        float2 scale = make_float2(1.0f, 1.0f), mean = make_float2(0.0f, 0.0f);
-        if (p.v_grouped) {
-          scale = *reinterpret_cast<const float2*>(scales + n * 8 + lane % 4 * 2);
-          mean = *reinterpret_cast<const float2*>(means + n * 8 + lane % 4 * 2);
-        }
-#pragma unroll
-        for (int mt = 0; mt < kMt; ++mt) {
-          float acc[4] = {};
-          if constexpr (PV_ACCUM_F16) {
-            unsigned acc16[2] = {};
-            mma_e4m3_acc16(acc16, a[mt][0], b[0], b[1]);
-            mma_e4m3_acc16(acc16, a[mt][1], b[2], b[3]);
-            acc[0] = f16_lo(acc16[0]);
-            acc[1] = f16_hi(acc16[0]);
-            acc[2] = f16_lo(acc16[1]);
-            acc[3] = f16_hi(acc16[1]);
-          } else {
-            mma_e4m3(acc, a[mt][0], b[0], b[1]);
-            mma_e4m3(acc, a[mt][1], b[2], b[3]);
-          }
-          if (p.v_grouped) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-              acc[e] = fmaf(acc[e], e % 2 ? scale.y : scale.x,
-                            sum[mt][e / 2] * (e % 2 ? mean.y : mean.x));
-            }
-          }
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            o[mt][n][e] = fmaf(o[mt][n][e], exponents.alpha[mt][e / 2], acc[e]);
-          }
-        }
-      }
-    };
-    channels(0, kVFragments / 2);
-    // Always true, which the compiler cannot know: so it does not start all products before it
-    // promotes the first.
-    if (tile < work.end_key_tile) channels(kVFragments / 2, kVFragments);
+    for (int n = 0; n < kVFragments; n += kVFragments / 4) {
+      if (in_parts(work, tile)) accumulate(a, exponents, sum, shared, n, o);
+    }
   }
 
   const i64 at = work.sequence_row * kDv;
-  const bool scale_at_end = !p.v_grouped;
-  store_rows<kMt, kDv>(p, work, state, o, scale_at_end ? p.v_scale + at : nullptr,
-                       scale_at_end && p.v_smooth ? p.v_mean + at : nullptr, kPLog2, shared);
+  store_rows<kMt, kDv>(p, work, state, o, V_GROUPED ? nullptr : p.v_scale + at,
+                       !V_GROUPED && p.v_smooth ? p.v_mean + at : nullptr, kPLog2, shared);
 }
 
 }  // namespace sageattn

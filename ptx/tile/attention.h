@@ -82,6 +82,15 @@ struct Work {
   }
 };
 
+// Whether a key tile of the loop is one of the loop's: true, which the compiler cannot know. Code in
+// parts, each under this condition, stays in parts: in one basic block the compiler moves so much ahead
+// that registers run out.
+template <int kMt>
+__device__ __forceinline__ bool in_parts(const Work<kMt>& work, i32 tile) {
+  const volatile i32& end = work.end_key_tile;
+  return tile < end;
+}
+
 // Row of the tile that a thread holds: fragment mt, half h.
 template <int kMt>
 __device__ __forceinline__ i32 row_of(unsigned thread, int mt, int h) {

@@ -2,7 +2,8 @@
 // launches them with `bytes`.
 //
 // Stages: while a tile of keys is worked on, the next is copied. Two of each, but beyond 128 channels
-// one of V, and of 16-bit K too, so that a block fits in the 99 KB that sm_86, sm_89 and sm_120 have.
+// one of V, and of 16-bit K too, so that a block fits in the 99 KB that sm_86, sm_89 and sm_120 have. One
+// of E4M3 V, so that two blocks fit there.
 #pragma once
 
 #include "ptx/tile/dims.h"
@@ -39,7 +40,7 @@ struct AttnShared {
         k_bytes(kBk * dims.qk * qk_bits / 8),
         v_bytes(kBk * dims.v * v_bits / 8),
         k_stages(row_fragments(dims) == 1 && qk_bits == 16 ? 1 : 2),
-        v_stages(row_fragments(dims) == 1 ? 1 : 2),
+        v_stages(row_fragments(dims) == 1 || v_bits == 8 ? 1 : 2),
         ds_bytes(smooth_q ? kBk * 4 : 0),
         stat_bytes(v_bits == 8 ? dims.v * 4 : 0),
         q(0),

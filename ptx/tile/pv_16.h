@@ -67,11 +67,12 @@ __device__ __forceinline__ void rescale(const Exponents<kMt>& exponents, RowStat
   }
 }
 
-// fp32 accumulation in place; V is loaded one fragment ahead.
-template <int kMt, int kDv, bool kBf16>
+// fp32 accumulation in place; V is loaded one fragment ahead. kParts: see in_parts.
+template <int kMt, int kDv, bool kBf16, int kParts>
 __device__ __forceinline__ void accumulate_16(const int (&s)[kMt][kKeyFragments][4],
                                               const Exponents<kMt>& exponents, unsigned v,
-                                              RowState<kMt>& state, float (&o)[kMt][kDv / 8][4]) {
+                                              const Work<kMt>& work, i32 tile, RowState<kMt>& state,
+                                              float (&o)[kMt][kDv / 8][4]) {
   const unsigned lane = thread_anew() % 32;
   const unsigned v0 = operand_address<kDv * 2>(v, lane % 16, lane / 16);
   constexpr int kSteps = kBk / 16, kPairs = kDv / 16, kLoads = kSteps * kPairs;
@@ -82,37 +83,42 @@ __device__ __forceinline__ void accumulate_16(const int (&s)[kMt][kKeyFragments]
     probabilities_16<kMt, kBf16>(s[mt], mt, 0, exponents, a[0][mt]);
   }
   ldmatrix_x4_trans(b[0], v0);
+  const auto part = [&](int from, int to) {
 #pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    const int step = i / kPairs, n = i % kPairs * 2;
-    if (i + 1 < kLoads) {
-      ldmatrix_x4_trans(b[(i + 1) & 1],
-                        (v0 ^ ((i + 1) % kPairs * 32)) + (i + 1) / kPairs * 16 * kDv * 2);
-    }
+    for (int i = from; i < to; ++i) {
+      const int step = i / kPairs, n = i % kPairs * 2;
+      if (i + 1 < kLoads) {
+        ldmatrix_x4_trans(b[(i + 1) & 1],
+                          (v0 ^ ((i + 1) % kPairs * 32)) + (i + 1) / kPairs * 16 * kDv * 2);
+      }
 #pragma unroll
-    for (int mt = 0; mt < kMt; ++mt) {
-      mma_16<kBf16>(o[mt][n], a[step & 1][mt], b[i & 1][0], b[i & 1][1]);
-      mma_16<kBf16>(o[mt][n + 1], a[step & 1][mt], b[i & 1][2], b[i & 1][3]);
-    }
-    if (i % kPairs == kPairs - 1) {
+      for (int mt = 0; mt < kMt; ++mt) {
+        mma_16<kBf16>(o[mt][n], a[step & 1][mt], b[i & 1][0], b[i & 1][1]);
+        mma_16<kBf16>(o[mt][n + 1], a[step & 1][mt], b[i & 1][2], b[i & 1][3]);
+      }
+      if (i % kPairs == kPairs - 1) {
 #pragma unroll
-      for (int mt = 0; mt < kMt; ++mt) add_row_sum_16<kBf16>(sum[mt], a[step & 1][mt]);
+        for (int mt = 0; mt < kMt; ++mt) add_row_sum_16<kBf16>(sum[mt], a[step & 1][mt]);
+      }
+      const int mt = i % kPairs;  // one row fragment behind each of the first pairs
+      if (mt < kMt && step + 1 < kSteps) {
+        probabilities_16<kMt, kBf16>(s[mt], mt, (step + 1) * 2, exponents, a[(step + 1) & 1][mt]);
+      }
     }
-    const int mt = i % kPairs;  // one row fragment behind each of the first pairs
-    if (mt < kMt && step + 1 < kSteps) {
-      probabilities_16<kMt, kBf16>(s[mt], mt, (step + 1) * 2, exponents, a[(step + 1) & 1][mt]);
-    }
+  };
+#pragma unroll
+  for (int i = 0; i < kLoads; i += kLoads / kParts) {
+    if (kParts == 1 || in_parts(work, tile)) part(i, i + kLoads / kParts);
   }
   add_row_sums(sum, state);
 }
 
-// fp16 accumulators of two fragments live for one tile, then they are promoted to fp32. always: true,
-// which the compiler cannot know: in one basic block it starts most products before it promotes the
-// first, for which there are no registers.
+// fp16 accumulators of two fragments live for one tile, then they are promoted to fp32.
 template <int kMt, int kDv>
 __device__ __forceinline__ void accumulate_acc16(const int (&s)[kMt][kKeyFragments][4],
                                                  const Exponents<kMt>& exponents, unsigned v,
-                                                 bool always, RowState<kMt>& state,
+                                                 const Work<kMt>& work, i32 tile,
+                                                 RowState<kMt>& state,
                                                  float (&o)[kMt][kDv / 8][4]) {
   const unsigned lane = thread_anew() % 32;
   const unsigned v0 = operand_address<kDv * 2>(v, lane % 16, lane / 16);
@@ -156,7 +162,7 @@ __device__ __forceinline__ void accumulate_acc16(const int (&s)[kMt][kKeyFragmen
     }
   };
   channels(0, kDv / 16);
-  if (always) channels(kDv / 16, kDv / 8);
+  if (in_parts(work, tile)) channels(kDv / 16, kDv / 8);
 }
 
 }  // namespace sageattn

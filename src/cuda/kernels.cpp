@@ -84,7 +84,8 @@ std::vector<KernelUse> kernels_of(const PlanConfig& plan) {
     attention.macros.push_back(int4);
     attention.macros.push_back({"SMOOTH_Q", smooth_q});
     attention.macros.push_back({"PV_ACCUM_F16", plan.pv_accum == SAGEATTN_PV_ACCUM_F16});
-    if (plan.pv_format == SAGEATTN_PV_F16) {
+    if (plan.pv_format == SAGEATTN_PV_E4M3) {
+      attention.macros.push_back({"V_GROUPED", shape.grouped});
     }
   }
   list.push_back(attention);
