@@ -7,6 +7,7 @@ Attention is recomputed here in plain Python, from the definition.
 """
 
 import array
+import csv
 import json
 import math
 import os
@@ -20,6 +21,7 @@ import unittest.mock
 
 PROGRAM = ""
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+RESOURCES = os.path.join(ROOT, "tests", "nvrtc", "resources.tsv")
 
 OK, FAILED, USAGE, LIBRARY, FILE = range(5)
 DESCRS = {"F16": "<f2", "BF16": "<V2", "F32": "<f4", "F64": "<f8", "U16": "<u2", "I32": "<i4",
@@ -707,6 +709,49 @@ class Compile(CliTest):
         for file, blob in blobs.items():
             with open(self.path(file), "rb") as stream:
                 self.assertEqual(stream.read(), blob)
+
+    def test_kernels(self):
+        with open(RESOURCES, encoding="utf-8") as file:
+            recorded_with = file.readline()[len("# NVRTC "):].strip()
+            table = {(row["kernel"], row["macros"], row["arch"]): row
+                     for row in csv.DictReader(file, delimiter="\t")}
+        flags = ("--arch=80,89", "--head-dim=128", "--preset=sage1", "--out=blobs")
+        result = self.compile(*flags)
+        kernels = result["kernels"]
+        # f16 and bf16 share every specialisation, so each arch has each once.
+        self.assertEqual([(row["arch"], row["kernel"]) for row in kernels],
+                         [(arch, kernel) for arch in (80, 89)
+                          for kernel in ("attn_sm80", "prepare", "sequences")])
+        with open(self.path(result["files"][0]), "rb") as stream:
+            entry = stream.read()[88:]
+        version, = struct.unpack_from("<I", entry, 12)
+        build = entry[16:48].rstrip(b"\0").decode()
+        same_build = f"{version // 1000}.{version % 1000 // 10} {build}" == recorded_with
+        for row in kernels:
+            with self.subTest(row=row):
+                self.assertEqual(set(row), {"kernel", "macros", "arch", "registers",
+                                            "spill_bytes", "smem", "ms"})
+                self.assertGreater(row["ms"], 0)
+                want = table[row["kernel"], row["macros"] or "-", f"sm_{row['arch']}"]
+                self.assertGreaterEqual(row["smem"], int(want["dynamic_smem"]))
+                if same_build:
+                    self.assertEqual(row["registers"], int(want["registers"]))
+                    self.assertEqual(row["spill_bytes"], int(want["spill_bytes"]))
+                    self.assertEqual(row["smem"], int(want["static_smem"]) +
+                                     int(want["dynamic_smem"]))
+        self.assertEqual({(plan["arch"], plan["registers"]) for plan in result["plans"]},
+                         {(row["arch"], row["registers"]) for row in kernels
+                          if row["kernel"] == "attn_sm80"})
+        self.assertAlmostEqual(sum(row["ms"] for row in kernels),
+                               sum(plan["ms"] for plan in result["plans"]), delta=0.1)
+        again = self.compile(*flags)["kernels"]  # out of the cache
+        self.assertEqual(again, [{**row, "ms": 0} for row in kernels])
+
+        stdout, _ = self.call("compile", *flags)
+        for row in kernels:
+            line = [str(row["arch"]), row["kernel"], *row["macros"].split(),
+                    str(row["registers"]), str(row["spill_bytes"]), str(row["smem"]), "0"]
+            self.assertIn(line, [text.split() for text in stdout.splitlines()])
 
     def test_what_an_arch_cannot_run(self):
         _, stderr = self.call("compile", "--arch=80", "--preset=sage2_8b", "--head-dim=64",
