@@ -486,6 +486,71 @@ class Run(CliTest):
         self.assertEqual(stderr, "")
 
 
+class RunOnDevice(CliTest):
+    def setUp(self):
+        super().setUp()
+        self.qkv = self.write_qkv(noise(1, (1, 300, 4, 64), "F16"), noise(2, (1, 420, 2, 64), "F16"),
+                                  noise(3, (1, 420, 2, 64), "F16"))
+        self.write("cu_q.npy", Tensor("I32", (3,), (0, 100, 300)))
+        self.write("cu_kv.npy", Tensor("I32", (3,), (0, 200, 420)))
+        self.write("used.npy", Tensor("I32", (2,), (150, 220)))
+
+    def run_on(self, backend, *flags, **options):
+        return self.call("run", *self.qkv, "--preset=sage1", "--out=out.npy", "--lse=lse.npy",
+                         "--backend", backend, *flags, **options)
+
+    def fake_device(self, **variables):
+        folder = os.environ.get("SAGEATTN_TEST_FAKES")
+        if folder is None:
+            self.skipTest("SAGEATTN_TEST_FAKES does not say where the fake driver is")
+        environment = unittest.mock.patch.dict(
+            os.environ, LD_LIBRARY_PATH=folder, SAGEATTN_NVRTC=f"{folder}/libfake_nvrtc.so",
+            SAGEATTN_CACHE_DIR=self.path("cache"), **variables)
+        environment.start()
+        self.addCleanup(environment.stop)
+
+    def test_as_on_the_cpu(self):
+        for flags in ((), ("--mask=causal_bottom_right",),
+                      ("--cu-seqlens-q=cu_q.npy", "--cu-seqlens-kv=cu_kv.npy",
+                       "--seqused-kv=used.npy")):
+            with self.subTest(flags=flags):
+                self.run_on("cpu", "--arch=80", *flags)
+                out, lse = self.read("out.npy"), self.read("lse.npy")
+                done = subprocess.run([PROGRAM, "run", *self.qkv, "--preset=sage1", "--out=out.npy",
+                                       "--lse=lse.npy", "--backend=cuda", *flags],
+                                      capture_output=True, text=True, check=False,
+                                      cwd=self.folder.name)
+                if "SAGEATTN_E_NO_DEVICE" in done.stderr:
+                    self.assertEqual(done.returncode, LIBRARY)
+                    self.skipTest("no GPU")
+                self.assertEqual(done.returncode, OK, done.stderr)
+                self.assert_close(self.read("out.npy"), out, 2e-3)
+                self.assert_close(self.read("lse.npy"), lse, 1e-4)
+
+    def test_a_device_that_computes_nothing(self):
+        self.fake_device()
+        result = json.loads(self.run_on("cuda", "--json")[0])
+        self.assertEqual(result["plan"]["backend"], "cuda")
+        self.assertEqual(result["plan"]["kernel_name"], "attn_sm80_i8_f16")
+        for file, shape in (("out.npy", (1, 300, 4, 64)), ("lse.npy", (1, 4, 300))):
+            tensor = self.read(file)
+            self.assertEqual(tensor.shape, shape)
+            self.assertEqual(set(tensor.values), {0})  # as uploaded
+
+    def test_a_device_that_is_full(self):
+        for allocations in range(10):
+            self.fake_device(FAKE_CUDA_MEMORY=str(allocations))
+            with self.subTest(allocations=allocations):
+                _, stderr = self.run_on("cuda", code=LIBRARY)
+                self.assertIn("SAGEATTN_E_OUT_OF_MEMORY", stderr)
+                self.assertFalse(os.path.exists(self.path("out.npy")))
+
+    def test_a_device_that_is_not_there(self):
+        self.fake_device()
+        _, stderr = self.run_on("cuda", "--device=2", code=LIBRARY)
+        self.assertIn("SAGEATTN_E_NO_DEVICE", stderr)
+
+
 class Compare(CliTest):
     def setUp(self):
         super().setUp()
@@ -804,8 +869,6 @@ class Errors(CliTest):
         self.write("cu.npy", Tensor("I32", (2,), (0, 4)))
         stderr = self.run_flags("--cu-seqlens-q=cu.npy", code=USAGE)
         self.assertIn("--cu-seqlens-kv", stderr)
-        stderr = self.run_flags("--backend=cuda", code=USAGE)
-        self.assertIn("only the CPU backend computes", stderr)
         stderr = self.run_flags("--window-left=3", code=LIBRARY)
         self.assertIn("window_left", stderr)
         self.assertIn("SAGEATTN_E_INVALID_ARGUMENT", stderr)
