@@ -413,7 +413,24 @@ typedef struct sageattn_plan_info {
   int32_t pv_format, row_sum, pv_accum;
   int32_t kernel, pv_model;
   char kernel_name[64]; /* NUL-terminated, e.g. "cpu_wgmma_i8_e4m3", "cpu_exact" */
+
+  int32_t num_kernels; /* that sageattn_plan_get_kernel tells of; 0 with the CPU backend */
+  int32_t reserved;
 } sageattn_plan_info;
+
+/* One kernel of a plan, compiled. Written by sageattn_plan_get_kernel. */
+typedef struct sageattn_kernel_info {
+  uint32_t struct_size;
+  int32_t arch;        /* what it is compiled for: 80, 86, 89, 90, 120 */
+  int32_t origin;      /* SAGEATTN_ORIGIN_* */
+  int32_t registers;   /* a thread */
+  int32_t spill_bytes; /* a thread, stores and loads */
+  int32_t smem_bytes;  /* a block, static and dynamic, as it is launched */
+  int32_t threads;     /* a block */
+  float compile_ms;    /* time in NVRTC; 0 if it was not compiled for this plan */
+  char name[64];       /* NUL-terminated, e.g. "prepare" */
+  char macros[128];    /* NUL-terminated: how it is specialised, e.g. "D_QK=64", or "" */
+} sageattn_kernel_info;
 
 /* A tensor to read. Frozen: never grows.
  * Strides are in elements, of any sign. All four zero: contiguous, in the plan's layout and with
@@ -575,6 +592,12 @@ SAGEATTN_API void sageattn_plan_destroy(sageattn_plan *plan);
 /* Writes what the plan is into info (struct_size set by the caller). Errors: INVALID_ARGUMENT. */
 SAGEATTN_API int32_t sageattn_plan_get_info(const sageattn_plan *plan, sageattn_plan_info *info,
                                             sageattn_error *err);
+
+/* Writes what a kernel of the plan is into info (struct_size set by the caller).
+ *   index  0..num_kernels - 1, in the order in which an execute launches them; attention is last.
+ * Errors: INVALID_ARGUMENT. */
+SAGEATTN_API int32_t sageattn_plan_get_kernel(const sageattn_plan *plan, int32_t index,
+                                              sageattn_kernel_info *info, sageattn_error *err);
 
 /* Says whether sageattn_plan_create would accept the desc, and what the plan would be, without
  * compiling or creating anything. info may be NULL. Errors: as sageattn_plan_create. */

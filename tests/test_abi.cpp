@@ -83,7 +83,7 @@ TEST_CASE("layout of sageattn_attn_desc") {
 }
 
 TEST_CASE("layout of sageattn_plan_info") {
-  PIN_SIZE(sageattn_plan_info, 208);
+  PIN_SIZE(sageattn_plan_info, 216);
   PIN(sageattn_plan_info, struct_size, 0);
   PIN(sageattn_plan_info, backend, 4);
   PIN(sageattn_plan_info, arch, 8);
@@ -119,6 +119,22 @@ TEST_CASE("layout of sageattn_plan_info") {
   PIN(sageattn_plan_info, kernel, 136);
   PIN(sageattn_plan_info, pv_model, 140);
   PIN(sageattn_plan_info, kernel_name, 144);
+  PIN(sageattn_plan_info, num_kernels, 208);
+  PIN(sageattn_plan_info, reserved, 212);
+}
+
+TEST_CASE("layout of sageattn_kernel_info") {
+  PIN_SIZE(sageattn_kernel_info, 224);
+  PIN(sageattn_kernel_info, struct_size, 0);
+  PIN(sageattn_kernel_info, arch, 4);
+  PIN(sageattn_kernel_info, origin, 8);
+  PIN(sageattn_kernel_info, registers, 12);
+  PIN(sageattn_kernel_info, spill_bytes, 16);
+  PIN(sageattn_kernel_info, smem_bytes, 20);
+  PIN(sageattn_kernel_info, threads, 24);
+  PIN(sageattn_kernel_info, compile_ms, 28);
+  PIN(sageattn_kernel_info, name, 32);
+  PIN(sageattn_kernel_info, macros, 96);
 }
 
 TEST_CASE("layout of sageattn_const_tensor") {

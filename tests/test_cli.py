@@ -7,6 +7,7 @@ Attention is recomputed here in plain Python, from the definition.
 """
 
 import array
+import csv
 import json
 import math
 import os
@@ -20,6 +21,7 @@ import unittest.mock
 
 PROGRAM = ""
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+RESOURCES = os.path.join(ROOT, "tests", "nvrtc", "resources.tsv")
 
 OK, FAILED, USAGE, LIBRARY, FILE = range(5)
 DESCRS = {"F16": "<f2", "BF16": "<V2", "F32": "<f4", "F64": "<f8", "U16": "<u2", "I32": "<i4",
@@ -484,6 +486,71 @@ class Run(CliTest):
         self.assertEqual(stderr, "")
 
 
+class RunOnDevice(CliTest):
+    def setUp(self):
+        super().setUp()
+        self.qkv = self.write_qkv(noise(1, (1, 300, 4, 64), "F16"), noise(2, (1, 420, 2, 64), "F16"),
+                                  noise(3, (1, 420, 2, 64), "F16"))
+        self.write("cu_q.npy", Tensor("I32", (3,), (0, 100, 300)))
+        self.write("cu_kv.npy", Tensor("I32", (3,), (0, 200, 420)))
+        self.write("used.npy", Tensor("I32", (2,), (150, 220)))
+
+    def run_on(self, backend, *flags, **options):
+        return self.call("run", *self.qkv, "--preset=sage1", "--out=out.npy", "--lse=lse.npy",
+                         "--backend", backend, *flags, **options)
+
+    def fake_device(self, **variables):
+        folder = os.environ.get("SAGEATTN_TEST_FAKES")
+        if folder is None:
+            self.skipTest("SAGEATTN_TEST_FAKES does not say where the fake driver is")
+        environment = unittest.mock.patch.dict(
+            os.environ, LD_LIBRARY_PATH=folder, SAGEATTN_NVRTC=f"{folder}/libfake_nvrtc.so",
+            SAGEATTN_CACHE_DIR=self.path("cache"), **variables)
+        environment.start()
+        self.addCleanup(environment.stop)
+
+    def test_as_on_the_cpu(self):
+        for flags in ((), ("--mask=causal_bottom_right",),
+                      ("--cu-seqlens-q=cu_q.npy", "--cu-seqlens-kv=cu_kv.npy",
+                       "--seqused-kv=used.npy")):
+            with self.subTest(flags=flags):
+                self.run_on("cpu", "--arch=80", *flags)
+                out, lse = self.read("out.npy"), self.read("lse.npy")
+                done = subprocess.run([PROGRAM, "run", *self.qkv, "--preset=sage1", "--out=out.npy",
+                                       "--lse=lse.npy", "--backend=cuda", *flags],
+                                      capture_output=True, text=True, check=False,
+                                      cwd=self.folder.name)
+                if "SAGEATTN_E_NO_DEVICE" in done.stderr:
+                    self.assertEqual(done.returncode, LIBRARY)
+                    self.skipTest("no GPU")
+                self.assertEqual(done.returncode, OK, done.stderr)
+                self.assert_close(self.read("out.npy"), out, 2e-3)
+                self.assert_close(self.read("lse.npy"), lse, 1e-4)
+
+    def test_a_device_that_computes_nothing(self):
+        self.fake_device()
+        result = json.loads(self.run_on("cuda", "--json")[0])
+        self.assertEqual(result["plan"]["backend"], "cuda")
+        self.assertEqual(result["plan"]["kernel_name"], "attn_sm80_i8_f16")
+        for file, shape in (("out.npy", (1, 300, 4, 64)), ("lse.npy", (1, 4, 300))):
+            tensor = self.read(file)
+            self.assertEqual(tensor.shape, shape)
+            self.assertEqual(set(tensor.values), {0})  # as uploaded
+
+    def test_a_device_that_is_full(self):
+        for allocations in range(10):
+            self.fake_device(FAKE_CUDA_MEMORY=str(allocations))
+            with self.subTest(allocations=allocations):
+                _, stderr = self.run_on("cuda", code=LIBRARY)
+                self.assertIn("SAGEATTN_E_OUT_OF_MEMORY", stderr)
+                self.assertFalse(os.path.exists(self.path("out.npy")))
+
+    def test_a_device_that_is_not_there(self):
+        self.fake_device()
+        _, stderr = self.run_on("cuda", "--device=2", code=LIBRARY)
+        self.assertIn("SAGEATTN_E_NO_DEVICE", stderr)
+
+
 class Compare(CliTest):
     def setUp(self):
         super().setUp()
@@ -708,6 +775,49 @@ class Compile(CliTest):
             with open(self.path(file), "rb") as stream:
                 self.assertEqual(stream.read(), blob)
 
+    def test_kernels(self):
+        with open(RESOURCES, encoding="utf-8") as file:
+            recorded_with = file.readline()[len("# NVRTC "):].strip()
+            table = {(row["kernel"], row["macros"], row["arch"]): row
+                     for row in csv.DictReader(file, delimiter="\t")}
+        flags = ("--arch=80,89", "--head-dim=128", "--preset=sage1", "--out=blobs")
+        result = self.compile(*flags)
+        kernels = result["kernels"]
+        # f16 and bf16 share every specialisation, so each arch has each once.
+        self.assertEqual([(row["arch"], row["kernel"]) for row in kernels],
+                         [(arch, kernel) for arch in (80, 89)
+                          for kernel in ("attn_sm80", "prepare", "sequences")])
+        with open(self.path(result["files"][0]), "rb") as stream:
+            entry = stream.read()[88:]
+        version, = struct.unpack_from("<I", entry, 12)
+        build = entry[16:48].rstrip(b"\0").decode()
+        same_build = f"{version // 1000}.{version % 1000 // 10} {build}" == recorded_with
+        for row in kernels:
+            with self.subTest(row=row):
+                self.assertEqual(set(row), {"kernel", "macros", "arch", "registers",
+                                            "spill_bytes", "smem", "ms"})
+                self.assertGreater(row["ms"], 0)
+                want = table[row["kernel"], row["macros"] or "-", f"sm_{row['arch']}"]
+                self.assertGreaterEqual(row["smem"], int(want["dynamic_smem"]))
+                if same_build:
+                    self.assertEqual(row["registers"], int(want["registers"]))
+                    self.assertEqual(row["spill_bytes"], int(want["spill_bytes"]))
+                    self.assertEqual(row["smem"], int(want["static_smem"]) +
+                                     int(want["dynamic_smem"]))
+        self.assertEqual({(plan["arch"], plan["registers"]) for plan in result["plans"]},
+                         {(row["arch"], row["registers"]) for row in kernels
+                          if row["kernel"] == "attn_sm80"})
+        self.assertAlmostEqual(sum(row["ms"] for row in kernels),
+                               sum(plan["ms"] for plan in result["plans"]), delta=0.1)
+        again = self.compile(*flags)["kernels"]  # out of the cache
+        self.assertEqual(again, [{**row, "ms": 0} for row in kernels])
+
+        stdout, _ = self.call("compile", *flags)
+        for row in kernels:
+            line = [str(row["arch"]), row["kernel"], *row["macros"].split(),
+                    str(row["registers"]), str(row["spill_bytes"]), str(row["smem"]), "0"]
+            self.assertIn(line, [text.split() for text in stdout.splitlines()])
+
     def test_what_an_arch_cannot_run(self):
         _, stderr = self.call("compile", "--arch=80", "--preset=sage2_8b", "--head-dim=64",
                               code=LIBRARY)
@@ -759,8 +869,6 @@ class Errors(CliTest):
         self.write("cu.npy", Tensor("I32", (2,), (0, 4)))
         stderr = self.run_flags("--cu-seqlens-q=cu.npy", code=USAGE)
         self.assertIn("--cu-seqlens-kv", stderr)
-        stderr = self.run_flags("--backend=cuda", code=USAGE)
-        self.assertIn("only the CPU backend computes", stderr)
         stderr = self.run_flags("--window-left=3", code=LIBRARY)
         self.assertIn("window_left", stderr)
         self.assertIn("SAGEATTN_E_INVALID_ARGUMENT", stderr)

@@ -2,6 +2,7 @@
 // and launches, without a GPU. The build puts the fake's folder into LD_LIBRARY_PATH.
 #include <dlfcn.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -185,6 +186,57 @@ TEST_CASE("Modules: loaded once for a device and the same bytes, forced, within 
   const std::vector<unsigned char> garbage(16);
   CHECK(error_of([&] { cuda::load_kernel(api, device, garbage, "x", 128, 0); }).status ==
         SAGEATTN_E_DRIVER_TOO_OLD);
+}
+
+TEST_CASE("Plans tell of each kernel, in the order of an execute") {
+  const char* const folder = std::getenv("LD_LIBRARY_PATH");  // where the build put the fakes
+  REQUIRE(folder != nullptr);
+  const std::string nvrtc = std::string(folder) + "/libfake_nvrtc.so";
+  sageattn_context_desc context_desc{};
+  context_desc.struct_size = sizeof context_desc;
+  context_desc.backend = SAGEATTN_BACKEND_CUDA;
+  context_desc.flags = SAGEATTN_CONTEXT_NO_DISK_CACHE;
+  context_desc.nvrtc_path = nvrtc.c_str();
+  sageattn_context* context = nullptr;
+  REQUIRE(sageattn_context_create(&context_desc, &context, nullptr) == SAGEATTN_OK);
+  sageattn_attn_desc desc;
+  sageattn_attn_desc_init(&desc, sizeof desc, SAGEATTN_PRESET_SAGE1, nullptr);
+  desc.q_dtype = SAGEATTN_BF16;
+  desc.head_dim = 64;
+  desc.num_qo_heads = desc.max_qo_len = desc.max_kv_len = 1;
+  desc.smooth_q = SAGEATTN_SMOOTH_ON;
+  sageattn_plan* plan = nullptr;
+  REQUIRE(sageattn_plan_create(context, &desc, &plan, nullptr) == SAGEATTN_OK);
+  sageattn_plan_info info{};
+  info.struct_size = sizeof info;
+  REQUIRE(sageattn_plan_get_info(plan, &info, nullptr) == SAGEATTN_OK);
+
+  const char* const names[] = {"sequences", "prepare", "score_correction", "attn_sm80"};
+  REQUIRE(info.num_kernels == 4);
+  for (int32_t i = 0; i < 4; ++i) {
+    sageattn_kernel_info kernel{};
+    kernel.struct_size = sizeof kernel;
+    CHECK(sageattn_plan_get_kernel(plan, i, &kernel, nullptr) == SAGEATTN_OK);
+    CHECK(kernel.name == std::string(names[i]));
+    CHECK(kernel.arch == info.arch);
+    CHECK(kernel.origin == SAGEATTN_ORIGIN_COMPILED);
+    CHECK(kernel.threads % 32 == 0);
+    if (i < 3) continue;
+    CHECK(kernel.macros == std::string("HEAD_DIMS=64064 QK_INT4=0 SMOOTH_Q=1 PV_ACCUM_F16=0"));
+    CHECK(kernel.registers == info.registers);
+    CHECK(kernel.smem_bytes == info.smem_bytes);  // the fake compiler reports nothing static
+    CHECK(kernel.threads == info.threads);
+    kernel.struct_size = offsetof(sageattn_kernel_info, registers);
+    kernel.registers = -1;
+    CHECK(sageattn_plan_get_kernel(plan, i, &kernel, nullptr) == SAGEATTN_OK);
+    CHECK(kernel.registers == -1);  // beyond the caller's size
+  }
+  sageattn_kernel_info none{};
+  none.struct_size = sizeof none;
+  CHECK(sageattn_plan_get_kernel(plan, 4, &none, nullptr) == SAGEATTN_E_INVALID_ARGUMENT);
+  CHECK(none.arch == 0);
+  sageattn_plan_destroy(plan);
+  sageattn_context_destroy(context);
 }
 
 TEST_CASE("Self-test: a device that computes nothing fails it, and nothing stays behind") {

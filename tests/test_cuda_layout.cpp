@@ -96,7 +96,6 @@ std::vector<std::pair<const void*, int64_t>> pieces(const PlanConfig& plan, cons
           {a.v_scale, v_rows * s.dv_tile * 4 * (s.grouped ? 1 : 2)},
           {a.v_mean, v_rows * s.dv_tile * 4},
           {a.k_mean, e.batch * plan.num_kv_heads * s.d_tile * 4},
-          {a.lse_bias, q_tiles * plan.tile.b_q * 4},
           {a.q_mean, q_tiles * s.d_tile * 4}};
 }
 
@@ -106,14 +105,18 @@ struct Recorder final : cuda::Sink {
     int64_t blocks;
     AttnParams attention;
     CorrectionParams correction;
+    PrepareParams prepare;
   };
   void launch(cuda::Kernel kernel, int64_t blocks, const void* params) override {
-    Entry entry{kernel, blocks, {}, {}};
+    Entry entry{kernel, blocks, {}, {}, {}};
     if (kernel == cuda::Kernel::kAttention) {
       std::memcpy(&entry.attention, params, sizeof entry.attention);
     }
     if (kernel == cuda::Kernel::kCorrection) {
       std::memcpy(&entry.correction, params, sizeof entry.correction);
+    }
+    if (kernel == cuda::Kernel::kPrepare) {
+      std::memcpy(&entry.prepare, params, sizeof entry.prepare);
     }
     entries.push_back(entry);
   }
@@ -174,51 +177,108 @@ TEST_CASE("CUDA workspace: areas lie apart, aligned, within the size asked for")
   }
 }
 
-TEST_CASE("CUDA workspace: at most the quantized copies, their scales and 64 MB") {
+// Codes of whole tiles of every sequence, and the scales and means of their groups, in bytes.
+static int64_t bytes_of_copies(const PlanConfig& plan) {
+  const cuda::Extent e = cuda::extent_of(plan);
+  const cuda::Shape s(plan);
+  const int64_t q_tiles = e.q_tiles * plan.num_qo_heads, k_tiles = e.k_tiles * plan.num_kv_heads;
+  int64_t bytes = q_tiles * plan.tile.b_q * s.qk_row_bytes +
+                  k_tiles * plan.tile.b_k * (s.qk_row_bytes + s.v_row_bytes);
+  if (s.exact) return bytes;
+  bytes += q_tiles * 32 * 4 + k_tiles * 4 * 4;
+  bytes += e.v_groups * plan.num_kv_heads * s.dv_tile * 4 * (s.grouped ? 2 : 3);
+  if (plan.smooth_k == SAGEATTN_SMOOTH_ON) {
+    bytes += int64_t{plan.max_batch} * plan.num_kv_heads * s.d_tile * 4;
+  }
+  if (plan.smooth_q == SAGEATTN_SMOOTH_ON) bytes += q_tiles * s.d_tile * 4;
+  return bytes;
+}
+
+TEST_CASE("CUDA workspace: at most the quantized copies and 64 MB") {
   for (const Case& c : kCases) {
     INFO(c.name);
     const PlanConfig plan = plan_of(c);
     const cuda::Need need = cuda::need_of(plan);
-    const cuda::Extent e = cuda::extent_of(plan);
-    const cuda::Shape s(plan);
-    // Whole tiles of every sequence, and the scales of their groups.
-    const int64_t q_rows = e.q_tiles * plan.num_qo_heads * plan.tile.b_q;
-    const int64_t k_rows = e.k_tiles * plan.num_kv_heads * plan.tile.b_k;
-    int64_t copies = q_rows * s.qk_row_bytes + k_rows * (s.qk_row_bytes + s.v_row_bytes);
-    if (!s.exact) {
-      copies += q_rows / plan.tile.b_q * 32 * 4 + k_rows / plan.tile.b_k * 4 * 4 +
-                e.v_groups * plan.num_kv_heads * s.dv_tile * 4 * (s.grouped ? 1 : 2);
-    }
+    const int64_t copies = bytes_of_copies(plan);
     CHECK(need.copies >= copies);
-    CHECK(need.copies <= copies + 6 * cuda::kWorkspaceAlignment);
-    CHECK(need.min_bytes <= copies + cuda::kSpareBytes + 16 * cuda::kWorkspaceAlignment);
-    CHECK(need.preferred_bytes <= copies + cuda::kPreferredSpareBytes + (1 << 20));
+    CHECK(need.copies <= copies + 9 * cuda::kWorkspaceAlignment);
+    CHECK(need.min_bytes <= need.copies + cuda::kSpareBytes);
+    CHECK(need.preferred_bytes <= need.copies + cuda::kPreferredSpareBytes);
   }
 }
 
-// Beyond some lengths means and biases alone, 4 bytes a query and those of each tile, take more than
-// 64 MB; dS then adds one row and no more.
-TEST_CASE("CUDA workspace: dS takes one row where nothing else has room") {
-  for (const int32_t batch : {1, 4, 64}) {
-    for (const int32_t length : {1, 1 << 10, 1 << 15, 1 << 20, 1 << 24, 1 << 30}) {
-      Case c = kCases[4];
-      c.batch = batch;
-      c.qo_len = c.kv_len = length;
-      CAPTURE(batch, length);
-      const PlanConfig plan = plan_of(c);
-      const cuda::Need need = cuda::need_of(plan);
-      const cuda::Extent e = cuda::extent_of(plan);
-      int64_t others = 0;
-      const cuda::Areas areas = cuda::carve(plan, e, launch_of(plan, 0).workspace);
-      for (const auto& [start, size] : pieces(plan, e, areas)) {
-        const bool copy = start == areas.q_codes || start == areas.k_codes ||
-                          start == areas.v_codes || start == areas.q_scale ||
-                          start == areas.k_scale || start == areas.v_scale;
-        if (start != nullptr && !copy) others += round_up(size, cuda::kWorkspaceAlignment);
+// Whether an LSE is asked for makes no difference: a workspace does not depend on it.
+TEST_CASE("CUDA workspace: 64 MB beside the copies at any length, up to one row of dS") {
+  for (const int32_t preset :
+       {SAGEATTN_PRESET_SAGE1, SAGEATTN_PRESET_SAGE2_8B, SAGEATTN_PRESET_SAGE2_4B,
+        SAGEATTN_PRESET_SAGE2PP, SAGEATTN_PRESET_EXACT}) {
+    for (const int32_t batch : {1, 4, 64}) {
+      for (const int32_t length :
+           {1, 1 << 10, 1 << 15, 1 << 17, 1 << 18, 1 << 22, (1 << 24) - 4096, 1 << 24, 1 << 30}) {
+        CAPTURE(preset, batch, length);
+        Case c = kCases[1];
+        c.batch = batch;
+        c.qo_len = c.kv_len = length;
+        sageattn_attn_desc desc = desc_of(c);
+        sageattn_attn_desc numerics = preset_desc(preset);
+        numerics.smooth_q = preset == SAGEATTN_PRESET_EXACT ? 0 : SAGEATTN_SMOOTH_ON;
+        desc.qk_format = numerics.qk_format;
+        desc.qk_granularity = numerics.qk_granularity;
+        desc.smooth_q = numerics.smooth_q;
+        desc.smooth_k = numerics.smooth_k;
+        desc.smooth_v = numerics.smooth_v;
+        desc.v_scale = numerics.v_scale;
+        desc.pv_format = numerics.pv_format;
+        desc.pv_accum = numerics.pv_accum;
+        const PlanConfig plan = check_attn_desc(desc, SAGEATTN_BACKEND_CUDA, c.arch);
+        const cuda::Need need = cuda::need_of(plan);
+        CHECK(need.copies <= bytes_of_copies(plan) + 9 * cuda::kWorkspaceAlignment);
+        const bool smooth_q = plan.smooth_q == SAGEATTN_SMOOTH_ON;
+        const int64_t keys = int64_t{batch} * length;
+        if (!smooth_q || keys < 1 << 24) {
+          CHECK(need.min_bytes <= need.copies + cuda::kSpareBytes);
+        } else {
+          CHECK(need.min_bytes <= need.copies + keys * 4 + (64 << 10));
+        }
+        CHECK(cuda::ds_run(plan, cuda::extent_of(plan), need.min_bytes).q_tiles >= 1);
       }
-      const int64_t row = cuda::ds_pitch(plan, e) * 4;
-      CHECK(need.min_bytes <= need.copies + std::max(cuda::kSpareBytes, others + row));
-      CHECK(cuda::ds_run(plan, e, need.min_bytes).q_tiles >= 1);
+    }
+  }
+}
+
+TEST_CASE("CUDA launches: the LSE carries what smoothing took out of K, if it was smoothed") {
+  for (const Case& c : kCases) {
+    for (const bool smooth : {false, true}) {
+      for (const bool wanted : {false, true}) {
+        CAPTURE(c.name, smooth, wanted);
+        sageattn_attn_desc desc = desc_of(c);
+        const bool exact = c.preset == SAGEATTN_PRESET_EXACT;
+        if (!exact) desc.smooth_k = smooth ? SAGEATTN_SMOOTH_ON : SAGEATTN_SMOOTH_OFF;
+        const PlanConfig plan = check_attn_desc(desc, SAGEATTN_BACKEND_CUDA, c.arch);
+        Launch launch = launch_of(plan, cuda::need_of(plan).min_bytes);
+        float lse = 0;
+        if (wanted) launch.lse = &lse;
+        launch.lse_strides = {1000, 10, 100, 0};
+        Recorder recorder;
+        cuda::enumerate_launches(plan, launch, recorder);
+        const int64_t batch_stride = c.varlen ? 0 : launch.lse_strides.batch;
+        for (const Recorder::Entry& entry : recorder.entries) {
+          if (entry.kernel == cuda::Kernel::kPrepare) {
+            CHECK(entry.prepare.lse == (smooth && !exact ? launch.lse : nullptr));
+            if (entry.prepare.lse == nullptr) continue;
+            CHECK(entry.prepare.lse_batch == batch_stride);
+            CHECK(entry.prepare.lse_head == launch.lse_strides.head);
+            CHECK(entry.prepare.lse_token == launch.lse_strides.token);
+          }
+          if (entry.kernel == cuda::Kernel::kAttention) {
+            CHECK(entry.attention.lse == launch.lse);
+            CHECK(entry.attention.lse_biased == (smooth && !exact ? 1 : 0));
+            CHECK(entry.attention.lse_batch == batch_stride);
+            CHECK(entry.attention.lse_head == launch.lse_strides.head);
+            CHECK(entry.attention.lse_token == launch.lse_strides.token);
+          }
+        }
+      }
     }
   }
 }

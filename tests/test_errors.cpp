@@ -472,6 +472,16 @@ TEST_CASE("plan_create: pointers") {
   check_error(err, invalid, "sageattn_plan_get_info", {"plan = NULL"});
   CHECK(sageattn_plan_get_info(plan, nullptr, &err) == invalid);
   check_error(err, invalid, "sageattn_plan_get_info", {"info = NULL"});
+  sageattn_kernel_info kernel = sized<sageattn_kernel_info>();
+  CHECK(sageattn_plan_get_kernel(nullptr, 0, &kernel, &err) == invalid);
+  check_error(err, invalid, "sageattn_plan_get_kernel", {"plan = NULL"});
+  CHECK(sageattn_plan_get_kernel(plan, 0, nullptr, &err) == invalid);
+  check_error(err, invalid, "sageattn_plan_get_kernel", {"info = NULL"});
+  for (const int32_t index : {-1, 0}) {  // the CPU backend has none
+    CHECK(sageattn_plan_get_kernel(plan, index, &kernel, &err) == invalid);
+    check_error(err, invalid, "sageattn_plan_get_kernel",
+                {"index = " + std::to_string(index), "0 kernels"});
+  }
   size_t needed = 7;
   CHECK(sageattn_context_export_blob(nullptr, nullptr, 0, &needed, &err) == invalid);
   check_error(err, invalid, "sageattn_context_export_blob", {"ctx = NULL"});

@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "device.h"
 #include "progress.h"
 
 namespace sageattn_cli {
@@ -46,10 +47,28 @@ Byte* offset(Byte* data, int64_t elements, ElementType type) {
   return data + elements * static_cast<int64_t>(size_of(type));
 }
 
-sageattn_const_tensor part_of(const Tensor& tensor, const View& view, int64_t batch, int64_t head) {
+// `data`: where the tensor's first element is.
+sageattn_const_tensor part_of(const std::byte* data, ElementType type, const View& view,
+                              int64_t batch, int64_t head) {
   const int64_t start = batch * view.stride_batch + head * view.stride_head;
-  return {offset(tensor.data.data(), start, tensor.type), view.stride_batch, view.stride_token,
-          view.stride_head, 1};
+  return {offset(data, start, type), view.stride_batch, view.stride_token, view.stride_head, 1};
+}
+
+// Where executes find their operands.
+struct Operands {
+  const std::byte *q, *k, *v;
+  std::byte *out, *lse;
+  const int32_t *cu_seqlens_q, *cu_seqlens_kv, *seqused_kv;
+  int32_t* status;
+};
+
+// The content's own address or, with a device, that of a copy there.
+template <typename Content>
+auto place(Device* device, Content& content) {
+  const auto data = content.data();
+  if (device == nullptr) return data;
+  return static_cast<decltype(content.data())>(
+      device->copy_of(data, content.size() * sizeof *data));
 }
 
 // One call of attend.
@@ -68,15 +87,17 @@ class Attention {
 
   void check_shapes() const;
   void check_lengths() const;
-  std::vector<Part> parts() const;
+  std::vector<Part> parts(const Context& context) const;
   sageattn_attn_desc desc_for(const Part& part) const;
-  sageattn_execute_args args_for(const Part& part, AttentionOutputs& to);
+  sageattn_execute_args args_for(const Part& part, const Operands& at) const;
+  Operands operands(Device* device, AttentionOutputs& to);
   void check_status() const;
 
   sageattn_attn_desc desc_;
   const AttentionInputs& in_;
   View q_, k_, v_;
   View out_{};
+  ElementType out_type_{};
   std::vector<int32_t> status_;
 };
 
@@ -116,12 +137,15 @@ void Attention::check_lengths() const {
                                                 " sequences");
 }
 
-std::vector<Part> Attention::parts() const {
+std::vector<Part> Attention::parts(const Context& context) const {
   // Packed sequences stay together: cu_seqlens counts from the start of the buffers.
   const int64_t batches = varlen() ? 1 : sequences();
   const double work = static_cast<double>(q_.batches * q_.heads * q_.tokens) *
                       static_cast<double>(k_.tokens * (q_.channels + v_.channels));
-  if (work < kLargeWork) return {{0, sequences(), 0, k_.heads}};
+  const Part all{0, sequences(), 0, k_.heads};
+  if (work < kLargeWork || context.query(desc_for(all)).backend == SAGEATTN_BACKEND_CUDA) {
+    return {all};
+  }
   std::vector<Part> parts;
   for (int64_t batch = 0; batch < batches; ++batch) {
     for (int64_t head = 0; head < k_.heads; ++head) {
@@ -150,39 +174,53 @@ sageattn_attn_desc Attention::desc_for(const Part& part) const {
   return desc;
 }
 
-sageattn_execute_args Attention::args_for(const Part& part, AttentionOutputs& to) {
+sageattn_execute_args Attention::args_for(const Part& part, const Operands& at) const {
   auto args = sized<sageattn_execute_args>();
   args.batch = static_cast<int32_t>(part.batches);
   if (varlen()) {
     args.total_qo = q_.tokens;
     args.total_kv = k_.tokens;
-    args.cu_seqlens_q = in_.cu_seqlens_q.data();
-    args.cu_seqlens_kv = in_.cu_seqlens_kv.data();
+    args.cu_seqlens_q = at.cu_seqlens_q;
+    args.cu_seqlens_kv = at.cu_seqlens_kv;
   } else {
     args.qo_len = static_cast<int32_t>(q_.tokens);
     args.kv_len = static_cast<int32_t>(k_.tokens);
   }
   const int64_t qo_head = part.kv_head * group();
-  args.q = part_of(in_.q, q_, part.batch, qo_head);
-  args.k = part_of(in_.k, k_, part.batch, part.kv_head);
-  args.v = part_of(in_.v, v_, part.batch, part.kv_head);
+  args.q = part_of(at.q, in_.q.type, q_, part.batch, qo_head);
+  args.k = part_of(at.k, in_.k.type, k_, part.batch, part.kv_head);
+  args.v = part_of(at.v, in_.v.type, v_, part.batch, part.kv_head);
   const int64_t out_start = part.batch * out_.stride_batch + qo_head * out_.stride_head;
-  args.out = {offset(to.out.data.data(), out_start, to.out.type), out_.stride_batch,
-              out_.stride_token, out_.stride_head, 1};
-  if (to.lse.count() > 0) {
+  args.out = {offset(at.out, out_start, out_type_), out_.stride_batch, out_.stride_token,
+              out_.stride_head, 1};
+  if (at.lse != nullptr) {
     const int64_t lse_start = (part.batch * q_.heads + qo_head) * q_.tokens;
-    auto* lse = offset(to.lse.data.data(), lse_start, to.lse.type);
+    auto* lse = offset(at.lse, lse_start, ElementType::kF32);
     const int64_t stride_head = std::max<int64_t>(q_.tokens, 1);
     args.lse = {reinterpret_cast<float*>(lse), q_.heads * stride_head, stride_head, 1};
   }
-  if (!in_.seqused_kv.empty()) args.seqused_kv = in_.seqused_kv.data() + part.batch;
-  args.status = status_.data() + part.batch;
+  if (!in_.seqused_kv.empty()) args.seqused_kv = at.seqused_kv + part.batch;
+  args.status = at.status + part.batch;
   // The batch axis of packed sequences is part of the token axis.
   if (varlen()) {
     args.q.stride_batch = args.k.stride_batch = args.v.stride_batch = 0;
     args.out.stride_batch = args.lse.stride_batch = 0;
   }
   return args;
+}
+
+Operands Attention::operands(Device* device, AttentionOutputs& to) {
+  Operands at{};
+  at.q = place(device, in_.q.data);
+  at.k = place(device, in_.k.data);
+  at.v = place(device, in_.v.data);
+  at.out = place(device, to.out.data);
+  if (to.lse.count() > 0) at.lse = place(device, to.lse.data);
+  at.cu_seqlens_q = place(device, in_.cu_seqlens_q);
+  at.cu_seqlens_kv = place(device, in_.cu_seqlens_kv);
+  at.seqused_kv = place(device, in_.seqused_kv);
+  at.status = place(device, status_);
+  return at;
 }
 
 void Attention::check_status() const {
@@ -194,7 +232,7 @@ void Attention::check_status() const {
 }
 
 AttentionOutputs Attention::run(const Context& context) {
-  const std::vector<Part> parts = this->parts();
+  const std::vector<Part> parts = this->parts(context);
   Progress progress(static_cast<int64_t>(parts.size()));
   AttentionOutputs to{};
 
@@ -204,19 +242,27 @@ AttentionOutputs Attention::run(const Context& context) {
   out_shape.back() = v_.channels;
   to.out = make_tensor(type_of_dtype(to.info.out_dtype), std::move(out_shape));
   out_ = view_of(to.out, desc_.layout, "out");
+  out_type_ = to.out.type;
   if (in_.want_lse) {
     std::vector<int64_t> lse_shape = {q_.heads, q_.tokens};
     if (in_.q.shape.size() == 4) lse_shape.insert(lse_shape.begin(), q_.batches);
     to.lse = make_tensor(ElementType::kF32, std::move(lse_shape));
   }
 
+  Device* const device = plan.device();
+  const Operands at = operands(device, to);
   for (const Part& part : parts) {
-    const sageattn_execute_args args = args_for(part, to);
+    const sageattn_execute_args args = args_for(part, at);
     const auto start = std::chrono::steady_clock::now();
     plan.execute(args);
     const auto elapsed = std::chrono::steady_clock::now() - start;
     to.milliseconds += std::chrono::duration<double, std::milli>(elapsed).count();
     progress.advance();
+  }
+  if (device != nullptr) {
+    device->read(at.out, to.out.data.data(), to.out.data.size());
+    if (at.lse != nullptr) device->read(at.lse, to.lse.data.data(), to.lse.data.size());
+    device->read(at.status, status_.data(), status_.size() * sizeof status_[0]);
   }
   check_status();
   return to;
@@ -262,8 +308,8 @@ sageattn_compare_result compare_tensors(const Tensor& out, const Tensor& ref, in
   args.len = static_cast<int32_t>(view.tokens);
   args.num_heads = static_cast<int32_t>(view.heads);
   args.head_dim = static_cast<int32_t>(view.channels);
-  args.out = part_of(out, view, 0, 0);
-  args.ref = part_of(ref, view, 0, 0);
+  args.out = part_of(out.data.data(), out.type, view, 0, 0);
+  args.ref = part_of(ref.data.data(), ref.type, view, 0, 0);
   auto result = sized<sageattn_compare_result>();
   check([&](sageattn_error* error) { return sageattn_compare(&args, &result, error); });
   return result;

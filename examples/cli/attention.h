@@ -36,8 +36,8 @@ struct AttentionOutputs {
   double milliseconds;  // of the executes alone
 };
 
-// `desc` has the numerics, mask and layout; types, heads and limits come from the inputs. Large
-// work is cut into one execute for each (sequence, kv head), which gives the same bits and shows
+// `desc` has the numerics, mask and layout; types, heads and limits come from the inputs. With the
+// CUDA backend the tensors are copied to the device and back. On the CPU large work is cut into one execute for each (sequence, kv head), which gives the same bits and shows
 // progress.
 AttentionOutputs attend(const Context& context, sageattn_attn_desc desc,
                         const AttentionInputs& inputs);

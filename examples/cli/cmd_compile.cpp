@@ -4,10 +4,12 @@
 #include <exception>
 #include <filesystem>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "commands.h"
@@ -35,18 +37,23 @@ constexpr const char* kFooter =
     "layout, and puts it into the kernel cache. With --out, DIR receives one blob for each arch, "
     "to\n"
     "be given to sageattn_context_import_blob where there is no NVRTC (SAGEATTN_CONTEXT_NO_JIT).\n"
-    "registers, spill_bytes and smem_bytes (a block, without what is static) are those of the\n"
-    "attention kernel; ms is NVRTC's time, 0 for what was there. A preset that is not named is "
-    "left\n"
-    "out where it cannot run.";
+    "The first table has a row for each plan: registers, spill_bytes and smem_bytes (a block, "
+    "without\n"
+    "what is static) are those of its attention kernel. The second has one for each kernel, "
+    "however\n"
+    "many plans share it: its smem is all of a block, static and dynamic, in the largest of these\n"
+    "plans. ms is NVRTC's time, 0 for what was there. A preset that is not named is left out where "
+    "it\n"
+    "cannot run.";
 
 // The plans of one row of the table.
 struct Row {
   const Context* context;
   int32_t arch, preset, head_dim;
   Enumerant dtype;
-  sageattn_plan_info info{};  // the most of any mask
-  std::string unsupported{};  // why there is none
+  sageattn_plan_info info{};                    // the most of any mask
+  std::vector<sageattn_kernel_info> kernels{};  // of every mask
+  std::string unsupported{};                    // why there is none
   std::exception_ptr failure{};
 
   std::string text() const {
@@ -55,7 +62,9 @@ struct Row {
   }
 };
 
-sageattn_plan_info compile_plan(const Context& context, const sageattn_attn_desc& desc) {
+// Adds the plan's kernels to `kernels`.
+sageattn_plan_info compile_plan(const Context& context, const sageattn_attn_desc& desc,
+                                std::vector<sageattn_kernel_info>& kernels) {
   sageattn_plan* plan = nullptr;
   check([&](sageattn_error* error) {
     return sageattn_plan_create(context.handle(), &desc, &plan, error);
@@ -64,6 +73,10 @@ sageattn_plan_info compile_plan(const Context& context, const sageattn_attn_desc
       plan, sageattn_plan_destroy);
   auto info = sized<sageattn_plan_info>();
   check([&](sageattn_error* error) { return sageattn_plan_get_info(plan, &info, error); });
+  for (int32_t i = 0; i < info.num_kernels; ++i) {
+    auto& kernel = kernels.emplace_back(sized<sageattn_kernel_info>());
+    check([&](sageattn_error* error) { return sageattn_plan_get_kernel(plan, i, &kernel, error); });
+  }
   return info;
 }
 
@@ -74,7 +87,7 @@ void compile_row(Row& row) {
   desc.num_qo_heads = desc.max_qo_len = desc.max_kv_len = 1;
   for (int32_t mask = SAGEATTN_MASK_NONE; mask <= SAGEATTN_MASK_WINDOW; ++mask) {
     desc.mask = mask;
-    const sageattn_plan_info info = compile_plan(*row.context, desc);
+    const sageattn_plan_info info = compile_plan(*row.context, desc, row.kernels);
     const sageattn_plan_info before = row.info;
     row.info = info;
     row.info.registers = std::max(info.registers, before.registers);
@@ -114,6 +127,55 @@ void compile_rows(std::vector<Row>& rows, bool skip_unsupported) {
   for (const Row& row : rows) {
     if (row.failure) std::rethrow_exception(row.failure);
   }
+}
+
+// Each kernel once for an arch, with the most that a plan makes of it: ms is 0 for all but the plan
+// that compiled it.
+std::vector<sageattn_kernel_info> kernels_of(const std::vector<Row>& rows) {
+  std::map<std::tuple<int32_t, std::string, std::string>, sageattn_kernel_info> kernels;
+  for (const Row& row : rows) {
+    for (const sageattn_kernel_info& kernel : row.kernels) {
+      sageattn_kernel_info& most =
+          kernels.try_emplace({kernel.arch, kernel.name, kernel.macros}, kernel).first->second;
+      most.smem_bytes = std::max(most.smem_bytes, kernel.smem_bytes);
+      most.compile_ms = std::max(most.compile_ms, kernel.compile_ms);
+    }
+  }
+  std::vector<sageattn_kernel_info> list;
+  list.reserve(kernels.size());
+  for (const auto& [key, kernel] : kernels) list.push_back(kernel);
+  return list;
+}
+
+Json kernels_json(const std::vector<sageattn_kernel_info>& kernels) {
+  Json json = Json::array();
+  for (const sageattn_kernel_info& kernel : kernels) {
+    json.push_back({{"kernel", kernel.name},
+                    {"macros", kernel.macros},
+                    {"arch", kernel.arch},
+                    {"registers", kernel.registers},
+                    {"spill_bytes", kernel.spill_bytes},
+                    {"smem", kernel.smem_bytes},
+                    {"ms", kernel.compile_ms}});
+  }
+  return json;
+}
+
+void print_kernels(const std::vector<sageattn_kernel_info>& kernels) {
+  constexpr auto kLeft = Table::Align::kLeft;
+  Table table({{"arch"},
+               {"kernel", kLeft},
+               {"macros", kLeft},
+               {"registers"},
+               {"spill_bytes"},
+               {"smem"},
+               {"ms"}});
+  for (const sageattn_kernel_info& kernel : kernels) {
+    table.add_row({std::to_string(kernel.arch), kernel.name, kernel.macros,
+                   std::to_string(kernel.registers), std::to_string(kernel.spill_bytes),
+                   std::to_string(kernel.smem_bytes), fixed(kernel.compile_ms, 0)});
+  }
+  table.print(std::cout);
 }
 
 Json rows_json(const std::vector<Row>& rows) {
@@ -194,10 +256,13 @@ ExitCode compile(const CompileFlags& flags) {
   } else {
     for (size_t i = 0; i < files.size(); ++i) write_file(files[i], contexts[i]->export_blob());
   }
+  const std::vector<sageattn_kernel_info> kernels = kernels_of(rows);
   if (flags.json) {
-    print_json({{"plans", rows_json(rows)}, {"files", files}});
+    print_json({{"plans", rows_json(rows)}, {"kernels", kernels_json(kernels)}, {"files", files}});
   } else {
     print_rows(rows);
+    std::cout << '\n';
+    print_kernels(kernels);
     for (const std::string& file : files) {
       std::cout << file << ": " << fs::file_size(file) << " bytes\n";
     }

@@ -160,7 +160,7 @@ ExitCode selftest(const InfoFlags& flags) {
 Command add(CLI::App& program, const char* name, const char* help, ExitCode run(const InfoFlags&)) {
   CLI::App* app = program.add_subcommand(name, help);
   const auto flags = std::make_shared<InfoFlags>();
-  flags->context.add_to(*app, kBackends);
+  flags->context.add_to(*app);
   add_json_flag(*app, flags->json);
   return {app, [flags, run] { return run(*flags); }};
 }

@@ -13,7 +13,7 @@ LibraryFailure::LibraryFailure(int32_t status, const sageattn_error& error)
     : Failure(status == SAGEATTN_E_SELFTEST ? kFailed : kLibraryError, describe(status, error)),
       status_(status) {}
 
-Context::Context(const sageattn_context_desc& desc) {
+Context::Context(const sageattn_context_desc& desc) : device_(desc.device) {
   sageattn_context* context = nullptr;
   check([&](sageattn_error* error) { return sageattn_context_create(&desc, &context, error); });
   handle_.reset(context);
@@ -61,6 +61,11 @@ Plan::Plan(const Context& context, const sageattn_attn_desc& desc)
 
   const auto alignment = static_cast<size_t>(info_.workspace_alignment);
   const auto size = static_cast<size_t>(info_.preferred_workspace);
+  if (info_.backend == SAGEATTN_BACKEND_CUDA) {
+    device_ = std::make_unique<Device>(context.device());
+    workspace_ = device_->allocate(size);
+    return;
+  }
   memory_.resize(size + alignment);
   size_t available = memory_.size();
   workspace_ = memory_.data();
@@ -72,6 +77,7 @@ void Plan::execute(const sageattn_execute_args& args) {
   check([&](sageattn_error* error) {
     return sageattn_execute(handle_.get(), &args, workspace_, size, nullptr, error);
   });
+  if (device_) device_->wait();
 }
 
 }  // namespace sageattn_cli

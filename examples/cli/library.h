@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "device.h"
 #include "failure.h"
 #include "sageattn.h"
 
@@ -45,21 +46,24 @@ class Context {
   void selftest() const;
   std::vector<std::byte> export_blob() const;
   sageattn_context* handle() const { return handle_.get(); }
+  int32_t device() const { return device_; }
 
  private:
   struct Destroy {
     void operator()(sageattn_context* context) const { sageattn_context_destroy(context); }
   };
   std::unique_ptr<sageattn_context, Destroy> handle_;
+  int32_t device_;
 };
 
-// A plan of the CPU backend with the workspace of one execute.
+// A plan with the workspace of one execute, in host memory or, with the CUDA backend, on a device.
 class Plan {
  public:
   Plan(const Context& context, const sageattn_attn_desc& desc);
 
   const sageattn_plan_info& info() const { return info_; }
-  void execute(const sageattn_execute_args& args);
+  Device* device() const { return device_.get(); }  // where operands must be; null: host memory
+  void execute(const sageattn_execute_args& args);  // returns when it is done
 
  private:
   struct Destroy {
@@ -67,8 +71,9 @@ class Plan {
   };
   std::unique_ptr<sageattn_plan, Destroy> handle_;
   sageattn_plan_info info_;
+  std::unique_ptr<Device> device_;
   std::vector<std::byte> memory_;
-  void* workspace_;  // in memory_, aligned
+  void* workspace_;  // in memory_, aligned, or on the device
 };
 
 }  // namespace sageattn_cli

@@ -22,7 +22,6 @@ constexpr Enumerant kBackendNames[] = {
     {"cuda", SAGEATTN_BACKEND_CUDA},
     {"cpu", SAGEATTN_BACKEND_CPU},
 };
-constexpr Enumerant kHostBackendNames[] = {{"cpu", SAGEATTN_BACKEND_CPU}};
 constexpr Enumerant kDtypes[] = {
     {"f16", SAGEATTN_F16}, {"bf16", SAGEATTN_BF16}, {"f32", SAGEATTN_F32}};
 constexpr Enumerant kLayoutNames[] = {{"nhd", SAGEATTN_LAYOUT_NHD}, {"hnd", SAGEATTN_LAYOUT_HND}};
@@ -160,7 +159,6 @@ Json value_json(const DescOption& option, int32_t value) {
 const std::span<const Enumerant> kPresets = kPresetNames;
 const std::span<const Enumerant> kLayouts = kLayoutNames;
 const std::span<const Enumerant> kBackends = kBackendNames;
-const std::span<const Enumerant> kHostBackends = kHostBackendNames;
 
 std::span<const DescOption> desc_options() { return kDescOptions; }
 
@@ -190,7 +188,7 @@ std::string join_names(std::span<const Enumerant> enumerants, const char* separa
 
 void add_enumerant_flag(CLI::App& app, const std::string& flag, const std::string& help,
                         std::span<const Enumerant> enumerants, std::function<void(int32_t)> set) {
-  const auto parse = [flag, enumerants, set](const std::string& text) {
+  const auto parse = [flag, enumerants, set = std::move(set)](const std::string& text) {
     set(parse_enumerant(flag, text, enumerants));
   };
   app.add_option_function<std::string>(flag, parse, help)->type_name(join_names(enumerants, "|"));
@@ -231,25 +229,11 @@ sageattn_attn_desc preset_desc(int32_t preset) {
   return desc;
 }
 
-void ContextFlags::add_to(CLI::App& app, std::span<const Enumerant> backends) {
-  // A name that only other commands take deserves its reason.
-  const auto parse = [this, backends](const std::string& text) {
-    const std::string name = lower(text);
-    const bool known = std::any_of(std::begin(kBackendNames), std::end(kBackendNames),
-                                   [&](const Enumerant& e) { return name == e.name; });
-    if (known && backends.size() < std::size(kBackendNames) && name != backends[0].name) {
-      throw CLI::ValidationError("--backend", name +
-                                                  " does not compute on files: their data is in "
-                                                  "host memory, where only the CPU backend "
-                                                  "computes");
-    }
-    backend = parse_enumerant("--backend", text, backends);
-  };
-  app.add_option_function<std::string>("--backend", parse, "Who computes")
-      ->type_name(join_names(backends, "|"));
-  if (backends.size() == std::size(kBackendNames)) {
-    app.add_option("--device", device, "CUDA device, counted from 0")->type_name("INT");
-  }
+void ContextFlags::add_to(CLI::App& app) {
+  add_enumerant_flag(app, "--backend",
+                     "Who computes (default: " + name_of(kBackends, backend) + ")", kBackends,
+                     [this](int32_t value) { backend = value; });
+  app.add_option("--device", device, "CUDA device, counted from 0")->type_name("INT");
   app.add_option("--arch", arch,
                  "GPU architecture to compile for or to emulate: 80, 86, 89, 90, 120")
       ->type_name("INT");

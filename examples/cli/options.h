@@ -36,7 +36,6 @@ std::span<const DescOption> desc_options();
 extern const std::span<const Enumerant> kPresets;
 extern const std::span<const Enumerant> kLayouts;
 extern const std::span<const Enumerant> kBackends;
-extern const std::span<const Enumerant> kHostBackends;  // those that compute in host memory
 
 // The name of a value, or the number itself if it has none.
 std::string name_of(std::span<const Enumerant> enumerants, int32_t value);
@@ -74,7 +73,7 @@ struct ContextFlags {
   int32_t arch = 0;
   int32_t threads = 0;
 
-  void add_to(CLI::App& app, std::span<const Enumerant> backends);  // *this outlives the parse
+  void add_to(CLI::App& app);  // *this outlives the parse
   sageattn_context_desc desc() const;
 };
 

@@ -107,9 +107,10 @@ struct PrepareParams {
   float sm_scale;
   unsigned char *q_codes, *k_codes, *v_codes;
   float *q_scale, *k_scale;
-  float* k_mean;    // null: K is not smoothed
-  float* q_mean;    // smooth_q: [query head][q tile][d_tile], else null
-  float* lse_bias;  // sm_scale q . k_mean of each query: [query head][q tile][b_q]; null: no LSE
+  float* k_mean;  // null: K is not smoothed
+  float* q_mean;  // smooth_q: [query head][q tile][d_tile], else null
+  float* lse;     // receives sm_scale q . k_mean of each query; null: no LSE, or K is not smoothed
+  i64 lse_batch, lse_head, lse_token;
   float *v_scale, *v_mean;
   i32 v_group;       // keys a V group (64), whose scale and mean a tile takes; 0: of the sequence
   i32 v_smooth;      // V's mean is taken out
@@ -140,10 +141,10 @@ struct AttnParams {
   const float *v_scale, *v_mean;
   const float* ds;  // smooth_q, else null
   i64 ds_pitch;
-  const float* lse_bias;  // null: K was not smoothed
   View out;
   float* lse;  // null: not wanted
   i64 lse_batch, lse_head, lse_token;
+  i32 lse_biased;  // lse holds what `prepare` wrote, to be added: K was smoothed
   i32 mask, window_left, window_right;
   i32 first_head, head_count;      // query heads of this launch
   i32 first_q_tile, q_tile_count;  // and tiles of queries of each sequence

@@ -351,7 +351,10 @@ __device__ __forceinline__ void quantize_q(const PrepareParams& p, const Place& 
   const Rows rows = stage_rows<kDqk, kThreads>(p.q, (p.irregular & kIrregularQ) != 0, place.batch,
                                                sequence.q_start + q_tile * kBq, head, count, stage);
   const float* k_mean = nullptr;
-  if (p.lse_bias != nullptr) {
+  float* lse = nullptr;  // of the tile's first row
+  if (p.lse != nullptr) {
+    lse = p.lse + place.batch * p.lse_batch + head * p.lse_head +
+          (sequence.q_start + q_tile * kBq) * p.lse_token;
     wait_folded(k_counter);
     k_mean = p.k_mean + (place.kv_head * p.heads.sequences + place.batch) * kDqk + first;
   }
@@ -391,7 +394,7 @@ __device__ __forceinline__ void quantize_q(const PrepareParams& p, const Place& 
           for (int offset = kPieces / 2; offset > 0; offset /= 2) {
             dot += __shfl_xor_sync(0xffffffffu, dot, offset);
           }
-          if (lane % kPieces == 0 && row < count) p.lse_bias[at * kBq + row] = p.sm_scale * dot;
+          if (lane % kPieces == 0 && row < count) lse[row * p.lse_token] = p.sm_scale * dot;
         }
         smooth(row, x);
         absmax = piece_absmax(x, absmax);

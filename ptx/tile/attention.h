@@ -475,11 +475,11 @@ __device__ __forceinline__ void store_rows(const AttnParams& p, const Work<kMt>&
       if (lane % 4 != 0) continue;
       stage[(h * 8 + lane / 4) * kStage.pitch + kStage.columns] = empty ? 0.0f : 1.0f;
       if (p.lse == nullptr || row >= work.rows) continue;
-      const float bias = p.lse_bias != nullptr ? p.lse_bias[work.q_row * (kMt * 64) + row] : 0.0f;
+      float& lse = p.lse[work.batch * p.lse_batch + work.head * p.lse_head +
+                         (work.sequence.q_start + first_row + row) * p.lse_token];
+      const float bias = p.lse_biased ? lse : 0.0f;
       const float base2 = state.max[mt][h] + (log2_approx(l) - p_log2);
-      p.lse[work.batch * p.lse_batch + work.head * p.lse_head +
-            (work.sequence.q_start + first_row + row) * p.lse_token] =
-          empty ? -infinity() : fmaf(base2, 0.693147180559945f, bias);
+      lse = empty ? -infinity() : fmaf(base2, 0.693147180559945f, bias);
     }
 #pragma unroll
     for (int half = 0; half < kDv / kStage.columns; ++half) {

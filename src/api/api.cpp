@@ -236,6 +236,20 @@ int32_t sageattn_plan_get_info(const sageattn_plan* plan, sageattn_plan_info* in
   });
 }
 
+int32_t sageattn_plan_get_kernel(const sageattn_plan* plan, int32_t index,
+                                 sageattn_kernel_info* info, sageattn_error* err) {
+  return guarded("sageattn_plan_get_kernel", err, [&] {
+    required(plan, "plan");
+    struct_size_of(info, "info");
+    const int32_t count = object(plan)->info().num_kernels;
+    if (index < 0 || index >= count) {
+      fail(SAGEATTN_E_INVALID_ARGUMENT, "index = %d: the plan has %d kernels, counted from 0",
+           index, count);
+    }
+    copy_out(object(plan)->program()->kernels()[static_cast<size_t>(index)], info);
+  });
+}
+
 int32_t sageattn_plan_query(sageattn_context* ctx, const sageattn_attn_desc* desc,
                             sageattn_plan_info* info, sageattn_error* err) {
   return guarded("sageattn_plan_query", err, [&] {

@@ -1,5 +1,6 @@
 #include "src/core/plan.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "src/core/error.h"
@@ -67,6 +68,7 @@ PlanSpec specify_plan(const Context& context, const sageattn_attn_desc& desc) {
     info.smem_bytes = facts.smem_bytes;
     info.threads = facts.threads;
     info.launches = facts.launches;
+    info.num_kernels = static_cast<int32_t>(cuda::kernels_of(plan).size());
   }
 
   info.b_q = plan.tile.b_q;
@@ -97,10 +99,13 @@ PlanSpec specify_plan(const Context& context, const sageattn_attn_desc& desc) {
 Plan::Plan(Context& context, const PlanSpec& spec) : context_(context), spec_(spec) {
   if (spec.config.backend == SAGEATTN_BACKEND_CUDA) {
     program_.emplace(spec.config, context.target(), context.store());
-    spec_.info.origin = program_->origin();
-    spec_.info.registers = program_->registers();
-    spec_.info.spill_bytes = program_->spill_bytes();
-    spec_.info.compile_ms = program_->compile_ms();
+    const sageattn_kernel_info& attention = program_->kernels().back();
+    spec_.info.registers = attention.registers;
+    spec_.info.spill_bytes = attention.spill_bytes;
+    for (const sageattn_kernel_info& kernel : program_->kernels()) {
+      spec_.info.compile_ms += kernel.compile_ms;
+      spec_.info.origin = std::max(spec_.info.origin, kernel.origin);
+    }
   }
   context_.retain();  // last: nothing fails any more
 }

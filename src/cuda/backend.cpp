@@ -23,6 +23,25 @@ class GridCheck final : public Sink {
   }
 };
 
+sageattn_kernel_info info_of(const KernelUse& use, const jit::KernelImage& image) {
+  sageattn_kernel_info info{};
+  info.struct_size = sizeof info;
+  info.origin = image.origin;
+  info.registers = image.code->registers;
+  info.spill_bytes = image.code->spill_bytes;
+  info.smem_bytes = image.code->smem_bytes + use.shared_bytes;
+  info.threads = use.threads;
+  info.compile_ms = image.compile_ms;
+  std::string macros;
+  for (const jit::Macro& macro :
+       jit::resolve_macros(jit::find_kernel(jit::kernel_list(), use.name), use.macros)) {
+    macros += (macros.empty() ? "" : " ") + macro.name + "=" + std::to_string(macro.value);
+  }
+  std::snprintf(info.name, sizeof info.name, "%s", use.name.c_str());
+  std::snprintf(info.macros, sizeof info.macros, "%s", macros.c_str());
+  return info;
+}
+
 }  // namespace
 
 Target find_target(int32_t ordinal, int32_t target_arch) {
@@ -81,6 +100,7 @@ Program::Program(const PlanConfig& plan, const Target& target, jit::KernelStore&
   requests.reserve(uses.size());
   for (const KernelUse& use : uses) requests.push_back({use.name, target.binary, use.macros});
   images_ = store.get_all(requests);
+  infos_.resize(uses.size());
   for (size_t i = 0; i < uses.size(); ++i) {
     const KernelUse& use = uses[i];
     const std::shared_ptr<const jit::KernelImage>& image = images_[i];
@@ -88,19 +108,15 @@ Program::Program(const PlanConfig& plan, const Target& target, jit::KernelStore&
     kernel.name = use.name;
     kernel.threads = use.threads;
     kernel.shared_bytes = use.shared_bytes;
-    origin_ = std::max(origin_, image->origin);
-    compile_ms_ += image->compile_ms;
-    if (use.kernel == Kernel::kAttention) {
-      registers_ = image->code->registers;
-      spill_bytes_ = image->code->spill_bytes;
-    }
+    sageattn_kernel_info& info = infos_[uses.size() - 1 - i] = info_of(use, *image);
+    info.arch = target.binary;
     if (target.device != nullptr) {
       const Driver& api = driver();
       const CurrentContext current(api, *target.device);
       const LoadedKernel loaded = load_kernel(api, *target.device, image->code->cubin,
                                               image->entry.c_str(), use.threads, use.shared_bytes);
       kernel.function = loaded.function;
-      if (use.kernel == Kernel::kAttention) registers_ = loaded.registers;  // the log may lack them
+      info.registers = loaded.registers;  // the log may lack them
     }
   }
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "include/sageattn.h"
 #include "src/core/config.h"
 #include "src/core/error.h"
 #include "src/cuda/device.h"
@@ -56,12 +57,8 @@ class Program {
   void launch(const PlanConfig& plan, const Launch& launch, Stream stream,
               Observer* observer = nullptr) const;
 
-  // Of the attention kernel.
-  int32_t registers() const { return registers_; }
-  int32_t spill_bytes() const { return spill_bytes_; }
-  // Of all kernels: the origin that takes longest, and the time of all.
-  int32_t origin() const { return origin_; }
-  float compile_ms() const { return compile_ms_; }
+  // In the order of an execute.
+  const std::vector<sageattn_kernel_info>& kernels() const { return infos_; }
 
   // For sageattn_plan_export_blob.
   const std::vector<std::shared_ptr<const jit::KernelImage>>& images() const { return images_; }
@@ -75,9 +72,8 @@ class Program {
 
   Target target_;
   Loaded kernels_[kNumKernels];  // by Kernel
+  std::vector<sageattn_kernel_info> infos_;
   std::vector<std::shared_ptr<const jit::KernelImage>> images_;
-  int32_t registers_ = 0, spill_bytes_ = 0, origin_ = 0;
-  float compile_ms_ = 0;
 };
 
 // Receives the launches of an execute: where Program sends them to the driver, a test looks at them.

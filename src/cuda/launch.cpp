@@ -103,6 +103,15 @@ bool is_irregular(const View& view) {
          view.channels % 8 != 0 || !whole(view.batch) || !whole(view.head) || !whole(view.token);
 }
 
+// Of prepare, which leaves there what smoothing took out of K's scores, and of attention.
+template <class Params>
+void set_lse(const Task& t, Params& p) {
+  p.lse = t.launch.lse;
+  p.lse_batch = t.plan.batch_mode == SAGEATTN_BATCH_VARLEN ? 0 : t.launch.lse_strides.batch;
+  p.lse_head = t.launch.lse_strides.head;
+  p.lse_token = t.launch.lse_strides.token;
+}
+
 void prepare(const Task& t, Sink& sink) {
   const PlanConfig& plan = t.plan;
   PrepareParams p{};
@@ -131,7 +140,7 @@ void prepare(const Task& t, Sink& sink) {
   p.k_scale = t.areas.k_scale;
   p.k_mean = t.areas.k_mean;
   p.q_mean = t.areas.q_mean;
-  p.lse_bias = t.launch.lse != nullptr ? t.areas.lse_bias : nullptr;
+  if (t.areas.k_mean != nullptr) set_lse(t, p);
   p.v_scale = t.areas.v_scale;
   p.v_mean = t.areas.v_mean;
   p.v_group = t.v_group;
@@ -165,12 +174,9 @@ AttnParams attention_params(const Task& t) {
   p.v_mean = t.areas.v_mean;
   p.ds = t.areas.ds;
   p.ds_pitch = ds_pitch(plan, t.extent);
-  p.lse_bias = t.areas.lse_bias;
   p.out = view_of(plan, t.launch.out, t.launch.out_strides, plan.out_dtype, plan.head_dim_v);
-  p.lse = t.launch.lse;
-  p.lse_batch = plan.batch_mode == SAGEATTN_BATCH_VARLEN ? 0 : t.launch.lse_strides.batch;
-  p.lse_head = t.launch.lse_strides.head;
-  p.lse_token = t.launch.lse_strides.token;
+  set_lse(t, p);
+  p.lse_biased = t.areas.k_mean != nullptr ? 1 : 0;
   p.mask = plan.mask;
   p.window_left = plan.window_left;
   p.window_right = plan.window_right;

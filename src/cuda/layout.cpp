@@ -48,21 +48,19 @@ Sizes walk(const PlanConfig& plan, const Extent& e, void* base, Areas& areas) {
     areas.k_scale = c.take<float>(k_tiles * 4);
     // Of whole sequences, scales are followed by their inverses.
     areas.v_scale = c.take<float>(v_rows * shape.dv_tile * (shape.grouped ? 1 : 2));
+    areas.v_mean = c.take<float>(v_rows * shape.dv_tile);
+  }
+  const bool smooth_q = plan.smooth_q == SAGEATTN_SMOOTH_ON;
+  if (smooth_q) areas.q_mean = c.take<float>(q_tiles * shape.d_tile);
+  if (plan.smooth_k == SAGEATTN_SMOOTH_ON) {
+    areas.k_mean = c.take<float>(int128{e.batch} * plan.num_kv_heads * shape.d_tile);
   }
   Sizes sizes{};
   sizes.copies = c.size();
 
   areas.sequences = c.take<SequenceEntry>(e.batch);
   if (!shape.exact) areas.counters = c.take<i32>(int128{e.batch} * plan.num_kv_heads * 2);
-  if (!shape.exact) areas.v_mean = c.take<float>(v_rows * shape.dv_tile);
-  if (!shape.exact && plan.smooth_k == SAGEATTN_SMOOTH_ON) {
-    areas.k_mean = c.take<float>(int128{e.batch} * plan.num_kv_heads * shape.d_tile);
-    areas.lse_bias = c.take<float>(q_tiles * plan.tile.b_q);
-  }
-  if (!shape.exact && plan.smooth_q == SAGEATTN_SMOOTH_ON) {
-    areas.q_mean = c.take<float>(q_tiles * shape.d_tile);
-    areas.ds = c.take<float>(0);
-  }
+  if (smooth_q) areas.ds = c.take<float>(0);
   sizes.spare = c.size() - sizes.copies;
   return sizes;
 }

@@ -15,12 +15,14 @@ namespace sageattn::cuda {
 
 inline constexpr int32_t kWorkspaceAlignment = 256;
 
-// What is neither a quantized copy of a tensor nor a scale of one: means, biases and, with smooth_q,
-// the correction of scores (AttnParams::ds). The latter is made for as many query heads at a time
-// as there is room for, or, where a head is too large, for as many tiles of its queries: in the
-// smallest workspace these areas take kSpareBytes in all, in the preferred one up to
-// kPreferredSpareBytes. They take more only if means, biases and one row of ds do: one tile of
-// queries of one head against the keys of all sequences, 4 bytes a key.
+// What belongs to no quantized copy of a tensor (codes, and the scales and means of groups, with which
+// they are a tensor again): lengths, counters and, with smooth_q, the correction of scores
+// (AttnParams::ds). The latter is made for as many query heads at a time as there is room for, or,
+// where a head is too large, for as many tiles of its queries: in the smallest workspace these areas
+// take at most kSpareBytes in all, in the preferred one kPreferredSpareBytes. They take more only if
+// one row of ds does, one tile of queries of one head against the keys of all sequences: from some 16
+// million keys on, 4 bytes a key, where one head's copies of K and V take many times as much; or the
+// lengths of a million sequences.
 inline constexpr int64_t kSpareBytes = int64_t{64} << 20;
 inline constexpr int64_t kPreferredSpareBytes = int64_t{1} << 30;
 
@@ -51,15 +53,14 @@ struct Areas {
   unsigned char *q_codes, *k_codes, *v_codes;
   float *q_scale, *k_scale, *v_scale;
   float* v_mean;
-  float* k_mean;    // null: K is not smoothed
-  i32* counters;    // null: EXACT
-  float* lse_bias;  // null: K is not smoothed
-  float* q_mean;    // null: Q is not smoothed
-  float* ds;        // null: Q is not smoothed
+  float* k_mean;  // null: K is not smoothed
+  float* q_mean;  // null: Q is not smoothed
+  i32* counters;  // null: EXACT
+  float* ds;      // null: Q is not smoothed
 };
 
 struct Need {
-  int64_t copies;                      // bytes of the quantized copies and their scales
+  int64_t copies;                      // bytes of the quantized copies
   int64_t min_bytes, preferred_bytes;  // of the workspace
 };
 

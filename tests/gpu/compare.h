@@ -3,10 +3,15 @@
 // What may differ. Codes and integer scores are the same bits on both, so P before it is rounded
 // differs by the relative error e of the exponential (its argument is rounded in fp32: |score| times
 // a few 2^-24, and ex2.approx adds 2^-22). P is then rounded to a format of relative step u; where
-// the two fall on different sides of a boundary they differ by u. So an output differs by at most
-// (e + u) sum p |v|, and, since a boundary lies between the two with probability 2 e / u only, in
-// root mean square over many rows by about sqrt(2 e u) of it. Added to both: how the tensor core
-// accumulates, where the model is an assumption, and the rounding of the output, alike.
+// the two fall on different sides of a boundary they differ by u. An output is the mean of V (its
+// codes, with what smoothing took out) weighted with P: sum p v / sum p. Numerator and row sum
+// differ by at most e + u, so an output by at most 2 (e + u) M, where M = sum p |v| / sum p. Since a
+// boundary lies between the two with probability 2 e / u only, the difference is in root mean square
+// over many rows about sqrt(2 e u) M. Added to both: how the tensor core accumulates, where the model
+// is an assumption, and the rounding of the output, alike.
+//
+// M is that of the rounded P, which with INT4 and outliers is far from the P of exact attention: it
+// is what the CPU backend puts out for |V|, with the same plan but V unsmoothed.
 #pragma once
 
 #include <cstdint>
