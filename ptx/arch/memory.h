@@ -10,6 +10,12 @@ __device__ __forceinline__ unsigned shared_address(const void* p) {
   return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
 
+// cvta.shared: the way back, which the compiler undoes to read with 32-bit addresses.
+template <typename T>
+__device__ __forceinline__ T* shared_pointer(unsigned address) {
+  return static_cast<T*>(__cvta_shared_to_generic(address));
+}
+
 // ldmatrix.sync.aligned.m8n8.x4.shared.b16: lane t gives the address of row t % 8 of matrix t / 8;
 // r[i] of lane t holds bytes 4 (t % 4) .. + 3 of row t / 4 of matrix i; sm_75.
 __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], unsigned address) {

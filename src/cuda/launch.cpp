@@ -46,11 +46,10 @@ struct Task {
     v_group = shape.grouped ? plan.promotion_interval : 0;
     v_smooth = plan.smooth_v == SAGEATTN_SMOOTH_V_OFF ? 0 : 1;
     max_code = plan.pv_accum == SAGEATTN_PV_ACCUM_F16 ? 2.25f : 448.0f;
-    if (!shape.exact) {
+    if (plan.smooth_k == SAGEATTN_SMOOTH_ON || !(shape.exact || shape.grouped)) {
       const int64_t tokens = extent.max_k_tiles * plan.tile.b_k;
-      const auto tasks = static_cast<i32>(ceil_div(tokens, int64_t{kStatsChunks} * kChunkTokens));
-      if (plan.smooth_k == SAGEATTN_SMOOTH_ON) k_stats_tasks = tasks;
-      if (!shape.grouped) v_stats_tasks = tasks;
+      stats_tasks =
+          static_cast<i32>(std::min(ceil_div(tokens, int64_t{kChunkTokens}), int64_t{kStatsTasks}));
     }
   }
 
@@ -64,12 +63,12 @@ struct Task {
   View k, v;
   i32 product_bf16, v_group, v_smooth;
   float max_code;
-  i32 k_stats_tasks = 0, v_stats_tasks = 0;  // of `prepare`, for each pair of sequence and kv head
+  i32 stats_tasks = 0;  // of `prepare`, for each pair of sequence and kv head
 };
 
 void resolve_lengths(const Task& t, Sink& sink) {
   const Launch& launch = t.launch;
-  const bool counts = t.extent.max_q_tiles > 0 && t.k_stats_tasks + t.v_stats_tasks > 0;
+  const bool counts = t.extent.max_q_tiles > 0 && t.stats_tasks > 0;
   // The table is also what sets the status words.
   if (t.sequences.table == nullptr && launch.status == nullptr && !counts) return;
   SequencesParams p{};
@@ -90,7 +89,7 @@ void resolve_lengths(const Task& t, Sink& sink) {
   p.v_group = t.v_group;
   if (counts) {
     p.counters = t.areas.counters;
-    p.counter_count = static_cast<i32>(t.extent.batch * t.plan.num_kv_heads * 2);
+    p.counter_count = static_cast<i32>(t.extent.batch * t.plan.num_kv_heads);
   }
   sink.launch(Kernel::kSequences, 1, &p);
 }
@@ -114,8 +113,7 @@ void prepare(const Task& t, Sink& sink) {
   p.irregular = (is_irregular(p.q) ? kIrregularQ : 0) | (is_irregular(p.k) ? kIrregularK : 0) |
                 (is_irregular(p.v) ? kIrregularV : 0);
   p.counters = t.areas.counters;
-  p.k_stats_tasks = t.k_stats_tasks;
-  p.v_stats_tasks = t.v_stats_tasks;
+  p.stats_tasks = t.stats_tasks;
   p.smooth_q = plan.smooth_q == SAGEATTN_SMOOTH_ON ? 1 : 0;
   p.granularity = plan.qk_granularity;
   if (plan.rotation == SAGEATTN_ROTATION_HADAMARD) {
@@ -139,9 +137,9 @@ void prepare(const Task& t, Sink& sink) {
   p.v_max_code = t.max_code;
 
   const int64_t pairs = t.extent.batch * plan.num_kv_heads;
-  const int64_t stats = p.k_stats_tasks + p.v_stats_tasks;
+  const int64_t stats = p.stats_tasks;
   const int64_t tiles =
-      2 * t.extent.max_k_tiles + t.extent.max_q_tiles * (plan.num_qo_heads / plan.num_kv_heads);
+      t.extent.max_k_tiles + t.extent.max_q_tiles * (plan.num_qo_heads / plan.num_kv_heads);
   // Blocks between a head's statistics and its tiles: many times what a GPU holds, for the block that
   // folds the statistics takes as long as thousands of others.
   constexpr int64_t kBetween = 5000;
@@ -194,6 +192,7 @@ void correct_scores(const Task& t, const AttnParams& p, Sink& sink) {
   c.first_q_tile = p.first_q_tile;
   c.q_tile_count = p.q_tile_count;
   c.product_bf16 = t.product_bf16;
+  c.irregular_k = is_irregular(c.k) ? 1 : 0;
   c.b_q = t.plan.tile.b_q;
   sink.launch(Kernel::kCorrection, t.extent.batch * p.head_count * t.extent.max_k_tiles, &c);
 }

@@ -53,7 +53,7 @@ Sizes walk(const PlanConfig& plan, const Extent& e, void* base, Areas& areas) {
   sizes.copies = c.size();
 
   areas.sequences = c.take<SequenceEntry>(e.batch);
-  if (!shape.exact) areas.counters = c.take<i32>(int128{e.batch} * plan.num_kv_heads * 2);
+  if (!shape.exact) areas.counters = c.take<i32>(int128{e.batch} * plan.num_kv_heads);
   if (!shape.exact) areas.v_mean = c.take<float>(v_rows * shape.dv_tile);
   if (!shape.exact && plan.smooth_k == SAGEATTN_SMOOTH_ON) {
     areas.k_mean = c.take<float>(int128{e.batch} * plan.num_kv_heads * shape.d_tile);
