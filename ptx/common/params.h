@@ -35,7 +35,7 @@ inline constexpr i32 kStatsTasks =
 inline constexpr i32 kFolded =
     1 << 30;  // a counter of `prepare` from here on: statistics are there
 inline constexpr i32 kIrregularQ = 1, kIrregularK = 2, kIrregularV = 4;
-inline constexpr i32 kPrepareThreads = 256;
+inline constexpr i32 kPrepareThreads = 128;
 inline constexpr i32 kCorrectionThreads = 256;
 inline constexpr i32 kAttnThreads = 128;
 

@@ -32,11 +32,12 @@ constexpr int kVBytes = kBk * kDv * V_BITS / 8;
 constexpr int kMaxCode = QK_BITS == 4 ? 7 : 127;
 constexpr int kThreads = kPrepareThreads;
 constexpr int kWarps = kThreads / 32;
-static_assert(kThreads == kRowThreads);
+using KRows = Rows<kDqk, kThreads>;  // of Q, too
+using VRows = Rows<kDv, kThreads>;
 constexpr int kWide = kDqk > kDv ? kDqk : kDv;
 
-// Blocks an SM. Where it has 100 KB of shared memory two fit.
-constexpr int kBlocks = kWide > 128 ? 1 : __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 ? 4 : 2;
+// Blocks an SM: as many as its shared memory holds where that is 160 KB and more.
+constexpr int kBlocks = kWide > 128 ? 1 : __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 ? 6 : 2;
 
 // Tokens of K, and of V, that are staged at a time.
 constexpr int kSlots = prepare_slots(HeadDims{kDqk, kDv});
@@ -114,12 +115,14 @@ __device__ __forceinline__ unsigned slot(unsigned stage, int i, i32 dtype) {
 
 // Stages up to `most` tokens from `first` on of K or V of the task's sequence and head.
 template <int kDim>
-__device__ __forceinline__ Rows stage_keys(const PrepareParams& p, const Task& task, bool is_v,
-                                           i32 first, i32 most, unsigned to) {
-  const Rows rows = {to, min(most, task.sequence.kv_len - first), p.k.dtype};
-  stage_rows<kDim>(is_v ? p.v : p.k, (p.irregular & (is_v ? kIrregularV : kIrregularK)) != 0,
-                   task.batch, task.sequence.kv_start + first, task.kv_head, rows.count, to);
-  return rows;
+__device__ __forceinline__ Rows<kDim, kThreads> stage_keys(const PrepareParams& p, const Task& task,
+                                                           bool is_v, i32 first, i32 most,
+                                                           unsigned to) {
+  const i32 count = min(most, task.sequence.kv_len - first);
+  stage_rows<kDim, kThreads>(is_v ? p.v : p.k,
+                             (p.irregular & (is_v ? kIrregularV : kIrregularK)) != 0, task.batch,
+                             task.sequence.kv_start + first, task.kv_head, count, to);
+  return {to, count, p.k.dtype};
 }
 
 // ---- Statistics ----
@@ -141,7 +144,7 @@ __device__ __forceinline__ void fold_partials(const PrepareParams& p, const Task
   for (int i = has_k ? thread : kDqk + thread; i < (has_v ? kLeast + kDv : kDqk); i += kThreads) {
     const bool is_v = i >= kDqk, is_sum = i < kMost;
     const float* from = partial_of(p, task, is_v, 0) + (is_v ? i - kDqk : i);
-    const i64 pitch = partial_of(p, task, is_v, 1) - partial_of(p, task, is_v, 0);
+    const i32 pitch = (is_v ? kVBytes : kKBytes) / (kBk / kChunkTokens * 4);
     float x[kStatsTasks];
 #pragma unroll
     for (int r = 0; r < kStatsTasks; ++r) {
@@ -156,15 +159,19 @@ __device__ __forceinline__ void fold_partials(const PrepareParams& p, const Task
   }
   __syncthreads();
   const auto tokens = static_cast<float>(task.sequence.kv_len);
-  if (has_k && thread < kDqk) p.k_mean[task.row * kDqk + thread] = folded[thread] / tokens;
-  if (has_v && thread < kDv) {
+#pragma unroll 1
+  for (int c = thread; has_k && c < kDqk; c += kThreads) {
+    p.k_mean[task.row * kDqk + c] = folded[c] / tokens;
+  }
+#pragma unroll 1
+  for (int c = thread; has_v && c < kDv; c += kThreads) {
     // Subtraction rounds monotonically, so the extremes of V give those of V less its mean.
-    const float shift = p.v_smooth ? folded[kDqk + thread] / tokens : 0.0f;
-    const float absmax = absmax_of(max(magnitude(folded[kMost + thread] - shift),
-                                       magnitude(-folded[kLeast + thread] - shift)));
+    const float shift = p.v_smooth ? folded[kDqk + c] / tokens : 0.0f;
+    const float absmax = absmax_of(
+        max(magnitude(folded[kMost + c] - shift), magnitude(-folded[kLeast + c] - shift)));
     const Quantizer q =
         V_BITS == 16 ? make_f16_quantizer(absmax) : make_quantizer(absmax, p.v_max_code);
-    const i64 at = task.row * kDv + thread;
+    const i64 at = task.row * kDv + c;
     p.v_scale[at] = q.scale;
     p.v_scale[p.heads.kv * p.heads.sequences * kDv + at] = q.inverse;
     p.v_mean[at] = shift;
@@ -174,8 +181,8 @@ __device__ __forceinline__ void fold_partials(const PrepareParams& p, const Task
 // Chunks of K and of V by turns; while one is added up, the next arrives.
 __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Task& task,
                                                 Shared& shared, unsigned stage) {
-  using K = Columns<kDqk>;
-  using V = Columns<kDv>;
+  using K = Columns<kDqk, kThreads>;
+  using V = Columns<kDv, kThreads>;
   const bool has_k = p.k_mean != nullptr, has_v = p.v_group == 0;
   const i32 chunks = (task.sequence.kv_len + kChunkTokens - 1) / kChunkTokens;
   if (task.index >= chunks) return;
@@ -200,15 +207,15 @@ __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Ta
   for (i32 step = -kSlots; step < steps; ++step) {
     if (step >= 0) {
       const i32 first = (task.index + step / turns * kStatsTasks) * kChunkTokens;
-      const Rows rows = {slot(stage, step, p.k.dtype),
-                         min(kChunkTokens, task.sequence.kv_len - first), p.k.dtype};
+      const unsigned from = slot(stage, step, p.k.dtype);
+      const i32 count = min(kChunkTokens, task.sequence.kv_len - first);
       cp_async_wait<kSlots - 1>();
       __syncthreads();
       float2 sum;
       if (kDqk == kDv || !is_v(step)) {
-        sum = K::chunk_sums(rows, 0, is_v(step), most, least);
+        sum = K::chunk_sums({from, count, p.k.dtype}, 0, is_v(step), most, least);
       } else {
-        sum = V::chunk_sums(rows, 0, true, most, least);
+        sum = V::chunk_sums({from, count, p.k.dtype}, 0, true, most, least);
       }
       if (is_v(step)) {
         v_sum = v_sum + sum;
@@ -255,8 +262,8 @@ __device__ __forceinline__ void wait_folded(const Task& task) {
 
 // Means of the channels of a tile of one or two chunks into shared.mean.
 template <int kDim>
-__device__ __noinline__ void tile_mean(Rows rows, Shared& shared) {
-  using Tile = Columns<kDim>;
+__device__ __noinline__ void tile_mean(Rows<kDim, kThreads> rows, Shared& shared) {
+  using Tile = Columns<kDim, kThreads>;
   float2 unused = make_float2(0.0f, 0.0f);
   float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll 1
@@ -352,16 +359,41 @@ __device__ __forceinline__ void store_piece(const float (&x)[8], float inverse, 
   }
 }
 
+constexpr int kPieces = kDqk / 8;  // threads a row
+constexpr int kWarpRows = 32 / kPieces;
+
+// sm_scale q . k_mean of each query of a tile.
+__device__ __forceinline__ void bias_lse(const PrepareParams& p, const Task& task,
+                                         const KRows& rows) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int first = thread % kPieces * 8;
+  float mean[8];
+  load_8(p.k_mean + task.row * kDqk + first, mean);
+#pragma unroll 1
+  for (int row = thread / kPieces; row < kBq; row += kThreads / kPieces) {
+    float x[1][8], dot = 0.0f;
+    load_8(rows.dtype, {rows.at(row, first)}, x);
+#pragma unroll
+    for (int c = 0; c < 8; ++c) dot = __fmaf_rn(x[0][c], mean[c], dot);
+#pragma unroll
+    for (int offset = kPieces / 2; offset > 0; offset /= 2) {
+      dot += __shfl_xor_sync(0xffffffffu, dot, offset);
+    }
+    if (thread % kPieces == 0 && row < rows.count) {
+      p.lse_bias[task.tile * kBq + row] = p.sm_scale * dot;
+    }
+  }
+}
+
 // A warp takes units of kUnitRows rows of one group, eight channels a thread; twice: for the absmax of
 // the group, and for codes.
 __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task& task,
-                                              const Rows& rows, const float* mean_from,
-                                              const float* k_mean, Shared& shared) {
+                                              const KRows& rows, const float* mean_from,
+                                              Shared& shared) {
   constexpr int kUnitRows = kBq / 32;
-  constexpr int kPieces = kDqk / 8;  // threads a row
-  constexpr int kWarpRows = 32 / kPieces;
   constexpr int kLoads = kUnitRows / kWarpRows;
   static_assert(kLoads * kWarpRows == kUnitRows && kBk / kUnitRows <= 32);
+  static_assert(kWarps == kKGroupsPerTile && kUnitRows * 8 == kRowsPerWarp);
   const bool is_q = task.kind == Task::kQueries;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int first = lane % kPieces * 8;
@@ -373,6 +405,20 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
                          : (p.granularity == 1 ? kKGroupsPerTile - 1 : 0);
   unsigned char* const codes =
       is_q ? p.q_codes + task.tile * kQBytes : p.k_codes + task.tile * kKBytes;
+  // Unit warp + 4 turn has the rows begin(turn) + row[]: every eighth of Q, pairs of K.
+  const auto begin = [&](int turn) {
+    return is_q ? turn / 2 * kRowsPerWarp + turn % 2 * 4 : turn * (4 * kUnitRows);
+  };
+  int row[kLoads];
+  unsigned from[kLoads];
+#pragma unroll
+  for (int load = 0; load < kLoads; ++load) {
+    const int i = load * kWarpRows + lane / kPieces;
+    row[load] = is_q ? warp + 8 * i : warp * 2 + i / 2 * 8 + i % 2;
+    from[load] = rows.at(row[load], first);
+  }
+  const bool partial = rows.count < (is_q ? kBq : kBk);
+  const i32 pitch = rows.pitch();
   float mean[8] = {};
   if (mean_from != nullptr) load_8(mean_from + first, mean);
   float inverse = 1.0f;  // of unit `lane`
@@ -380,51 +426,50 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
 #pragma unroll 1
   for (int pass = QK_BITS == 16 ? 1 : 0; pass < 2; ++pass) {
 #pragma unroll 1
-    for (int unit = warp; unit < units; unit += kWarps) {
-      const float unit_inverse = __shfl_sync(0xffffffffu, inverse, unit);
-      float absmax = 0.0f;
+    for (int turn = 0; turn < units / kWarps; ++turn) {
+      float x[kLoads][8];
+      unsigned at[kLoads];
 #pragma unroll
-      for (int load = 0; load < kLoads; ++load) {
-        const int i = load * kWarpRows + lane / kPieces;
-        const int row = is_q ? unit / 8 * kRowsPerWarp + unit % 8 + 8 * i
-                             : unit / 4 * (4 * kUnitRows) + unit % 4 * 2 + i / 2 * 8 + i % 2;
-        float x[8];
-        load_8<kDqk>(rows, row, first, x);
-        if (pass == 0 && k_mean != nullptr) {
-          float dot = 0.0f, mean_k[8];
-          load_8(k_mean + first, mean_k);
+      for (int load = 0; load < kLoads; ++load) at[load] = from[load] + begin(turn) * pitch;
+      load_8(rows.dtype, at, x);
+      if (mean_from != nullptr) {
 #pragma unroll
-          for (int c = 0; c < 8; ++c) dot = __fmaf_rn(x[c], mean_k[c], dot);
+        for (int load = 0; load < kLoads; ++load) subtract(x[load], mean);
+      }
+      if (partial || p.hadamard_dim != 0) {
 #pragma unroll
-          for (int offset = kPieces / 2; offset > 0; offset /= 2) {
-            dot += __shfl_xor_sync(0xffffffffu, dot, offset);
+        for (int load = 0; load < kLoads; ++load) {
+          if (begin(turn) + row[load] >= rows.count) {
+#pragma unroll
+            for (int c = 0; c < 8; ++c) x[load][c] = 0.0f;
           }
-          if (lane % kPieces == 0 && row < rows.count) {
-            p.lse_bias[task.tile * kBq + row] = p.sm_scale * dot;
-          }
-        }
-        if (mean_from != nullptr && row < rows.count) subtract(x, mean);
-        if (p.hadamard_dim != 0) hadamard(x, first, p.hadamard_dim, p.hadamard_norm);
-        if (pass == 0) {
-#pragma unroll
-          for (int c = 0; c < 8; ++c) absmax = max_nan(absmax, fabsf(x[c]));
-        } else {
-          store_piece(x, unit_inverse, p.product_bf16, row, first, codes);
+          if (p.hadamard_dim != 0) hadamard(x[load], first, p.hadamard_dim, p.hadamard_norm);
         }
       }
       if (pass == 0) {
+        float absmax = 0.0f;
+#pragma unroll
+        for (int load = 0; load < kLoads; ++load) {
+#pragma unroll
+          for (int c = 0; c < 8; ++c) absmax = max_nan(absmax, fabsf(x[load][c]));
+        }
         const unsigned bits = __reduce_max_sync(0xffffffffu, __float_as_uint(absmax));
-        if (lane == 0) shared.absmax[unit] = bits;
+        if (lane == 0) shared.absmax[warp + turn * kWarps] = bits;
+      } else {
+        const float unit_inverse = __shfl_sync(0xffffffffu, inverse, warp + turn * kWarps);
+#pragma unroll
+        for (int load = 0; load < kLoads; ++load) {
+          store_piece(x[load], unit_inverse, p.product_bf16, begin(turn) + row[load], first, codes);
+        }
       }
     }
     if (pass == 0) {
-      // Every warp finds the quantizers of all units, one a lane.
+      // Every warp finds the inverse scales of all units, one a lane.
       __syncthreads();
       unsigned bits = lane < units ? shared.absmax[lane] : 0u;
-#pragma unroll
+#pragma unroll 1
       for (int bit = 1; bit < 32; bit *= 2) {
-        const unsigned other = __shfl_xor_sync(0xffffffffu, bits, bit);
-        if ((share & bit) == 0) bits = max(bits, other);
+        if ((share & bit) == 0) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, bit));
       }
       const Quantizer quantizer = make_quantizer(absmax_of(bits), kMaxCode);
       inverse = quantizer.inverse;
@@ -440,10 +485,11 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
 
 #if V_BITS == 16
 // Rows as they are, each channel by the sequence's scale.
-__device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task, const Rows& rows,
+__device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task, const VRows& rows,
                                         Shared&) {
-  constexpr int kPieces = kDv / 8, kRowsAtOnce = kThreads / kPieces;
-  const int first = static_cast<int>(threadIdx.x) % kPieces * 8;
+  constexpr int kAcross = kDv / 8;  // threads a row
+  const int first = static_cast<int>(threadIdx.x) % kAcross * 8;
+  const bool partial = rows.count < kBk;
   unsigned char* const to = p.v_codes + task.tile * kVBytes;
   const bool bf16 = QK_BITS == 16 && p.product_bf16 != 0;
   float inverse[8], mean[8];
@@ -458,35 +504,43 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
           (inverse[2 * w] != 0.0f ? 0xffffu : 0u) | (inverse[2 * w + 1] != 0.0f ? 0xffff0000u : 0u);
     }
   }
-#pragma unroll 2
-  for (int row = static_cast<int>(threadIdx.x) / kPieces; row < kBk; row += kRowsAtOnce) {
-    float x[8];
-    load_8<kDv>(rows, row, first, x);
-    unsigned words[4];
-    if constexpr (QK_BITS != 16) {
-      if (row < rows.count) subtract(x, mean);
+#pragma unroll 1
+  for (int row = static_cast<int>(threadIdx.x) / kAcross; row < kBk;
+       row += 2 * kThreads / kAcross) {
+    float x[2][8];
+    load_8(rows.dtype, {rows.at(row, first), rows.at(row + kThreads / kAcross, first)}, x);
 #pragma unroll
-      for (int c = 0; c < 8; ++c) x[c] *= inverse[c];
-    }
+    for (int i = 0; i < 2; ++i) {
+      const int here = row + i * (kThreads / kAcross);
+      if constexpr (QK_BITS != 16) {
+        subtract(x[i], mean);
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      words[w] = bf16 ? pack_bf16x2(x[2 * w], x[2 * w + 1]) : pack_f16x2(x[2 * w], x[2 * w + 1]);
-      if constexpr (QK_BITS != 16) words[w] &= masks[w];
+        for (int c = 0; c < 8; ++c) x[i][c] *= inverse[c];
+      }
+      unsigned words[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        words[w] = bf16 ? pack_bf16x2(x[i][2 * w], x[i][2 * w + 1])
+                        : pack_f16x2(x[i][2 * w], x[i][2 * w + 1]);
+        if constexpr (QK_BITS != 16) words[w] &= masks[w];
+      }
+      if (partial && here >= rows.count) words[0] = words[1] = words[2] = words[3] = 0;
+      *reinterpret_cast<uint4*>(to + swizzled(here, first / 8, kDv * 2)) =
+          make_uint4(words[0], words[1], words[2], words[3]);
     }
-    *reinterpret_cast<uint4*>(to + swizzled(row, first / 8, kDv * 2)) =
-        make_uint4(words[0], words[1], words[2], words[3]);
   }
 }
 
 #else
-// E4M3, turned round, 64 tokens at a time: a thread takes eight channels of the four tokens that stand
-// side by side. A group of scales is one tile's.
-__device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task, const Rows& rows,
+// E4M3, turned round: a thread takes eight channels of the four tokens that stand side by side. A group
+// of scales is one tile's.
+__device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task, const VRows& rows,
                                         Shared& shared) {
-  constexpr int kColumns = kDv / 64;  // warps side by side, 64 channels each
+  constexpr int kColumns = kDv / 64;               // warps side by side, 64 channels each
+  constexpr int kTokens = kWarps / kColumns * 16;  // at a time; v_token_slot keeps to 32
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int first = (warp % kColumns * 8 + lane % 8) * 8;
-  const int quad = warp / kColumns * 4 + lane / 8;  // of 16; slots 4 quad .. 4 quad + 3
+  const int quad = warp / kColumns * 4 + lane / 8;  // slots 4 quad .. 4 quad + 3
   const bool grouped = p.v_group != 0;
   // Where scale and mean of each channel stand: of this tile or of the sequence.
   const i64 stats =
@@ -505,23 +559,31 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
   }
   __syncthreads();
 
-  unsigned word[8];  // of each channel: the absmax, then four codes
+  // A channel's codes go through the stage, over tokens that are done with: kTokens bytes, and 16 more
+  // after each eighth so that banks differ.
+  const auto at = [&](i32 token, int c) {
+    return rows.stage + token * rows.pitch() + c * kTokens + c / 8 * 16;
+  };
+  unsigned word[8] = {};  // of each channel: the absmax, then four codes
 #pragma unroll 1
   for (int pass = grouped ? 0 : 1; pass < 2; ++pass) {
     float mean[8], inverse[8];
     load_8(shared.mean + first, mean);
     load_8(shared.inverse + first, inverse);
-#pragma unroll
-    for (int c = 0; c < 8; ++c) word[c] = 0;
-    if (quad < 16) {
+#pragma unroll 1
+    for (int token = 0; token < kBk; token += kTokens) {
 #pragma unroll 1
       for (int i = 0; i < 4; i += 2) {
+        const int row = token + token_of_v_slot(quad * 4 + i);
         float x[2][8];
+        load_8(rows.dtype, {rows.at(row, first), rows.at(row + 1, first)}, x);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const int row = token_of_v_slot(quad * 4 + i + j);
-          load_8<kDv>(rows, row, first, x[j]);
-          if (row < rows.count) subtract(x[j], mean);
+          subtract(x[j], mean);
+          if (row + j >= rows.count) {
+#pragma unroll
+            for (int c = 0; c < 8; ++c) x[j][c] = 0.0f;
+          }
         }
         if (pass == 0) {
 #pragma unroll
@@ -532,9 +594,16 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
 #pragma unroll
           for (int c = 0; c < 8; ++c) {
             const unsigned pair = pack_e4m3x2(x[0][c] * inverse[c], x[1][c] * inverse[c]);
-            word[c] = word[c] >> 16 | pair << 16;
+            word[c] = __byte_perm(word[c], pair, 0x5432);
           }
         }
+      }
+      if (pass == 0) continue;
+      __syncthreads();
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        *shared_pointer<unsigned>(at(token, first + c) + quad * 4) =
+            inverse[c] == 0.0f ? 0u : word[c];
       }
     }
     if (pass == 1) break;
@@ -553,20 +622,12 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
     }
     __syncthreads();
   }
-
-  // Through the stage, whose tokens are done with: a channel's 64 bytes, and 16 more after each eighth
-  // so that banks differ.
   __syncthreads();
-  const auto at = [&](int c) { return rows.stage + c * 64 + c / 8 * 16; };
-#pragma unroll
-  for (int c = 0; c < 8; ++c) {
-    const unsigned codes = shared.inverse[first + c] == 0.0f ? 0u : word[c];
-    if (quad < 16) *shared_pointer<unsigned>(at(first + c) + quad * 4) = codes;
-  }
-  __syncthreads();
-  for (int i = thread; i < kDv * 4; i += kThreads) {
-    *reinterpret_cast<uint4*>(p.v_codes + task.tile * kVBytes + swizzled(i / 4, i % 4, kBk)) =
-        *shared_pointer<const uint4>(at(i / 4) + i % 4 * 16);
+  for (int i = thread; i < kDv * (kBk / 16); i += kThreads) {
+    const int c = i / (kBk / 16), piece = i % (kBk / 16);
+    const i32 token = piece * 16 / kTokens * kTokens;
+    *reinterpret_cast<uint4*>(p.v_codes + task.tile * kVBytes + swizzled(c, piece, kBk)) =
+        *shared_pointer<const uint4>(at(token, c) + piece * 16 % kTokens);
   }
 }
 #endif
@@ -580,23 +641,22 @@ __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& t
   const i32 begin = task.index * size;
   const i32 count = min(size, (is_q ? task.sequence.qo_len : task.sequence.kv_len) - begin);
   if (count <= 0 || task.sequence.kv_len <= 0) return;
-  Rows rows, v_rows;
-  const float *mean = nullptr, *k_mean = nullptr;
+  KRows rows;
+  VRows v_rows;
+  const float* mean = nullptr;
   if (is_q) {
     rows = {stage, count, p.q.dtype};
-    stage_rows<kDqk>(p.q, (p.irregular & kIrregularQ) != 0, task.batch,
-                     task.sequence.q_start + begin, task.head, count, stage);
-    if (p.lse_bias != nullptr) {
-      k_mean = p.k_mean + task.row * kDqk;
-      wait_folded(task);
-    }
+    stage_rows<kDqk, kThreads>(p.q, (p.irregular & kIrregularQ) != 0, task.batch,
+                               task.sequence.q_start + begin, task.head, count, stage);
+    if (p.lse_bias != nullptr) wait_folded(task);
     cp_async_wait<0>();
     __syncthreads();
+    if (p.lse_bias != nullptr) bias_lse(p, task, rows);
     if (p.smooth_q) {
       tile_mean<kDqk>(rows, shared);
       mean = shared.mean;
-      const int c = static_cast<int>(threadIdx.x);
-      if (c < kDqk) {
+#pragma unroll 1
+      for (int c = static_cast<int>(threadIdx.x); c < kDqk; c += kThreads) {
         shared.mean[c] = round_product(shared.mean[c], p.product_bf16);
         p.q_mean[task.tile * kDqk + c] = shared.mean[c];
       }
@@ -610,7 +670,7 @@ __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& t
     cp_async_wait<kSlots - 1>();
     __syncthreads();
   }
-  quantize_rows(p, task, rows, mean, k_mean, shared);
+  quantize_rows(p, task, rows, mean, shared);
   if (is_q) return;
   if (kSlots == 1) {
     __syncthreads();
@@ -625,7 +685,7 @@ __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& t
 
 extern "C" __global__ void __launch_bounds__(kPrepareThreads, kBlocks)
     sageattn_prepare(const __grid_constant__ PrepareParams p) {
-  extern __shared__ __align__(16) unsigned char dynamic[];  // tokens of one task
+  extern __shared__ __align__(32) unsigned char dynamic[];  // tokens of one task
   __shared__ Shared shared;
   __shared__ Task task;
   if (threadIdx.x == 0) task.find(p, static_cast<i32>(blockIdx.x));

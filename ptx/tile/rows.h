@@ -1,6 +1,6 @@
 // Rows of one head of a caller's tensor in shared memory, as they are: [rows][kDim] elements, channels
 // that do not exist 0. The 16-byte pieces of a row change places so that both ways of reading meet all
-// banks: along rows, eight channels a thread, and down columns, two channels a thread. 256 threads.
+// banks: along rows, eight channels a thread, and down columns, two channels a thread.
 #pragma once
 
 #include "ptx/arch/convert.h"
@@ -9,26 +9,41 @@
 
 namespace sageattn {
 
-inline constexpr int kRowThreads = 256;
-
 __device__ __forceinline__ i32 bytes_of(i32 dtype) { return dtype == 3 ? 4 : 2; }
 
-struct Rows {
-  unsigned stage;  // address in shared memory
-  i32 count;
-  i32 dtype;
+// How kThreads threads share columns: each takes two channels of every kSharers-th row; those that share
+// a pair of channels stand in one warp.
+template <int kDim, int kThreads>
+struct ColumnShares {
+  static constexpr int kSharers = 2 * kThreads / kDim;
+  static constexpr int kPairs = 32 / kSharers;  // of channels, a warp
+  static_assert(kSharers >= 1 && kSharers <= 8);
 };
 
-// Byte offset of a piece of a row of `pieces`.
-template <int kDim>
-__device__ __forceinline__ i32 piece_offset(i32 row, i32 piece, i32 pieces) {
-  return (row * pieces + (piece ^ (row * (kDim / 64) & 7))) * 16;
-}
+template <int kDim, int kThreads>
+struct Rows {
+  unsigned stage;  // address in shared memory, a multiple of 32
+  i32 count;
+  i32 dtype;
+
+  // Where eight channels from c on start.
+  __device__ __forceinline__ unsigned at(i32 row, i32 c) const {
+    const i32 size = bytes_of(dtype);
+    return stage + piece_offset(row, c * size / 16, kDim / 16 * size);
+  }
+  __device__ __forceinline__ i32 pitch() const { return kDim * bytes_of(dtype); }
+
+  // Byte offset of a piece of a row of `pieces`. Rows that are kSharers apart are alike.
+  static __device__ __forceinline__ i32 piece_offset(i32 row, i32 piece, i32 pieces) {
+    constexpr int kTurn = 8 / ColumnShares<kDim, kThreads>::kSharers;
+    return (row * pieces + (piece ^ (row * kTurn & 7))) * 16;
+  }
+};
 
 // Starts to copy tokens token .. token + count - 1; cp_async_wait and __syncthreads finish it. The
 // stage must be free. irregular: rows cannot be read in 16-byte pieces (an odd stride or address, or
 // channels that are no multiple of 8).
-template <int kDim>
+template <int kDim, int kThreads>
 __device__ __noinline__ void stage_rows(const View view, bool irregular, i32 sequence, i64 token,
                                         i32 head, i32 count, unsigned stage) {
   const i32 size = bytes_of(view.dtype);
@@ -36,28 +51,27 @@ __device__ __noinline__ void stage_rows(const View view, bool irregular, i32 seq
   const i32 thread = static_cast<i32>(threadIdx.x);
   const i32 pieces = kDim / 16 * size;  // 16 bytes each, a row
   if (!irregular) {
-    // Rows that a thread copies are a multiple of 8 / (kDim / 64) apart: pieces change places alike.
-    const i32 piece = thread % pieces;
+    const i32 piece = thread % pieces, row = thread / pieces;
     const bool exists = piece * 16 < view.channels * size;
-    const char* from = static_cast<const char*>(view.data) + at * size + piece * 16;
-    const i64 pitch = view.token * size;
-    unsigned to = stage + piece_offset<kDim>(thread / pieces, piece, pieces);
+    const char* from = static_cast<const char*>(view.data) + (at + row * view.token) * size +
+                       (exists ? piece * 16 : 0);
+    const i64 step = view.token * size * (kThreads / pieces);
+    // A thread's rows are a multiple of kSharers apart.
+    unsigned to = stage + Rows<kDim, kThreads>::piece_offset(row, piece, pieces);
 #pragma unroll 4
-    for (i32 row = thread / pieces; row < count; row += kRowThreads / pieces) {
-      if (exists) {
-        cp_async_16(to, from + row * pitch);
-      } else {
-        *shared_pointer<uint4>(to) = make_uint4(0, 0, 0, 0);
-      }
-      to += kRowThreads * 16;
+    for (i32 left = count - row; left > 0; left -= kThreads / pieces) {
+      cp_async_16(to, from, exists ? 16 : 0);
+      from += step;
+      to += kThreads * 16;
     }
   } else {
 #pragma unroll 1
-    for (i32 i = thread; i < count * kDim; i += kRowThreads) {
+    for (i32 i = thread; i < count * kDim; i += kThreads) {
       const i32 row = i / kDim, c = i % kDim;
       const i64 from = at + row * view.token + c * view.dim;
       const bool exists = c < view.channels;
-      const unsigned to = stage + piece_offset<kDim>(row, c * size / 16, pieces) + c * size % 16;
+      const unsigned to =
+          stage + Rows<kDim, kThreads>::piece_offset(row, c * size / 16, pieces) + c * size % 16;
       if (size == 4) {
         *shared_pointer<float>(to) = exists ? static_cast<const float*>(view.data)[from] : 0.0f;
       } else {
@@ -74,34 +88,33 @@ __device__ __forceinline__ float2 widen(unsigned word, bool f16) {
   return f16 ? make_float2(f16_lo(word), f16_hi(word)) : make_float2(bf16_lo(word), bf16_hi(word));
 }
 
-// Channels c .. c + 7 of a row, 0 where there is no row.
-template <int kDim>
-__device__ __forceinline__ void load_8(const Rows& rows, i32 row, i32 c, float (&x)[8]) {
-  if (row >= rows.count) {
+// Eight channels each, that start at from[i] of some Rows.
+template <int kCount>
+__device__ __forceinline__ void load_8(i32 dtype, const unsigned (&from)[kCount],
+                                       float (&x)[kCount][8]) {
+  if (dtype == 3) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = 0.0f;
-    return;
-  }
-  if (rows.dtype == 3) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float4 u =
-          *shared_pointer<const float4>(rows.stage + piece_offset<kDim>(row, c / 4 + i, kDim / 4));
-      x[4 * i] = u.x, x[4 * i + 1] = u.y, x[4 * i + 2] = u.z, x[4 * i + 3] = u.w;
+    for (int i = 0; i < kCount; ++i) {
+      const float4 u = *shared_pointer<const float4>(from[i]),
+                   v = *shared_pointer<const float4>(from[i] ^ 16);
+      x[i][0] = u.x, x[i][1] = u.y, x[i][2] = u.z, x[i][3] = u.w;
+      x[i][4] = v.x, x[i][5] = v.y, x[i][6] = v.z, x[i][7] = v.w;
     }
     return;
   }
-  const uint4 u =
-      *shared_pointer<const uint4>(rows.stage + piece_offset<kDim>(row, c / 8, kDim / 8));
-  const unsigned words[4] = {u.x, u.y, u.z, u.w};
+  uint4 words[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) words[i] = *shared_pointer<const uint4>(from[i]);
   const auto widen_all = [&](bool f16) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = widen(words[i], f16);
-      x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+    for (int i = 0; i < kCount; ++i) {
+      const float2 a = widen(words[i].x, f16), b = widen(words[i].y, f16),
+                   c = widen(words[i].z, f16), d = widen(words[i].w, f16);
+      x[i][0] = a.x, x[i][1] = a.y, x[i][2] = b.x, x[i][3] = b.y;
+      x[i][4] = c.x, x[i][5] = c.y, x[i][6] = d.x, x[i][7] = d.y;
     }
   };
-  if (rows.dtype == 1) {
+  if (dtype == 1) {
     widen_all(true);
   } else {
     widen_all(false);
@@ -134,12 +147,11 @@ __device__ __forceinline__ float2 max_nan(float2 a, float2 b) {
 }
 __device__ __forceinline__ float2 negative(float2 a) { return make_float2(-a.x, -a.y); }
 
-// Statistics down columns. A thread takes two channels of every kSharers-th row; the threads that share
-// a pair of channels stand in one warp.
-template <int kDim>
-struct Columns {
-  static constexpr int kSharers = 2 * kRowThreads / kDim;
-  static constexpr int kPairs = 32 / kSharers;  // of channels, a warp
+// Statistics down columns.
+template <int kDim, int kThreads>
+struct Columns : ColumnShares<kDim, kThreads> {
+  using ColumnShares<kDim, kThreads>::kSharers;
+  using ColumnShares<kDim, kThreads>::kPairs;
 
   static __device__ __forceinline__ int channel() {
     const int thread = static_cast<int>(threadIdx.x);
@@ -161,49 +173,64 @@ struct Columns {
   }
 
   // Sums over the chunk of 64 rows that begins with row `first`, in the order that docs/numerics.md
-  // fixes: lane r of 16 adds rows r, r + 16, .., then lanes fold by 8, 4, 2, 1. A thread has the lanes
-  // sharer(), sharer() + kSharers, ... With `extremes`, `most` and `least` (its negative) take in every
-  // row that the thread sees.
-  static __device__ __forceinline__ float2 chunk_sums(const Rows& rows, i32 first, bool extremes,
-                                                      float2& most, float2& least) {
-    constexpr int kLanes = 16 / kSharers;
-    const auto add = [](float2 a, float2 b) { return a + b; };
-    float2 lanes[kLanes];
-#pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const i32 row = first + sharer() + lane * kSharers;
-      float2 x[4];
-      load_column(rows, row, x);
-      lanes[lane] = make_float2(0.0f, 0.0f);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (row + 16 * i < rows.count) lanes[lane] = lanes[lane] + x[i];
-      }
-      if (extremes) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (row + 16 * i >= rows.count) continue;
-          most = max_nan(most, x[i]);
-          least = max_nan(least, negative(x[i]));
-        }
-      }
-    }
-    fold<kLanes>(lanes, add);
-    return across(lanes[0], add);
+  // fixes: lane r of 16 adds rows r, r + 16, .., then lanes fold by 8, 4, 2, 1. With `extremes`, `most`
+  // and `least` (its negative) take in every row that the thread sees.
+  static __device__ __forceinline__ float2 chunk_sums(const Rows<kDim, kThreads>& rows, i32 first,
+                                                      bool extremes, float2& most, float2& least) {
+    return across(sum_lanes<kSharers>(rows, first + sharer(), extremes, most, least),
+                  [](float2 a, float2 b) { return a + b; });
   }
 
  private:
+  // The fold of lanes r, r + kStep, ..; row: the first of lane r.
+  template <int kStep>
+  static __device__ __forceinline__ float2 sum_lanes(const Rows<kDim, kThreads>& rows, i32 row,
+                                                     bool extremes, float2& most, float2& least) {
+    const float2 zero = make_float2(0.0f, 0.0f);
+    if constexpr (kStep < 4) {
+      float2 sum = zero;
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        sum = sum + sum_lanes<2 * kStep>(rows, row + half * kStep, extremes, most, least);
+      }
+      return sum;
+    } else {
+      float2 lanes[16 / kStep];
+#pragma unroll
+      for (int lane = 0; lane < 16 / kStep; ++lane) {
+        const i32 begin = row + lane * kStep;
+        float2 x[4];
+        load_column(rows, begin, x);
+        lanes[lane] = zero;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (begin + 16 * i < rows.count) lanes[lane] = lanes[lane] + x[i];
+        }
+        if (extremes) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            if (begin + 16 * i >= rows.count) continue;
+            most = max_nan(most, x[i]);
+            least = max_nan(least, negative(x[i]));
+          }
+        }
+      }
+      fold<16 / kStep>(lanes, [](float2 a, float2 b) { return a + b; });
+      return lanes[0];
+    }
+  }
+
   // Rows row, row + 16, + 32, + 48, whose pieces change places alike.
-  static __device__ __forceinline__ void load_column(const Rows& rows, i32 row, float2 (&x)[4]) {
+  static __device__ __forceinline__ void load_column(const Rows<kDim, kThreads>& rows, i32 row,
+                                                     float2 (&x)[4]) {
+    const i32 c = channel(), size = bytes_of(rows.dtype);
+    const unsigned from =
+        rows.stage + rows.piece_offset(row, c * size / 16, kDim / 16 * size) + c * size % 16;
     if (rows.dtype == 3) {
-      const unsigned from =
-          rows.stage + piece_offset<kDim>(row, channel() / 4, kDim / 4) + channel() % 4 * 4;
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[i] = *shared_pointer<const float2>(from + i * 16 * kDim * 4);
       return;
     }
-    const unsigned from =
-        rows.stage + piece_offset<kDim>(row, channel() / 8, kDim / 8) + channel() % 8 * 2;
     unsigned words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
