@@ -69,43 +69,45 @@ struct Task {
 
   // Pairs of sequence and kv head: the statistics of the first `lag`; then the tiles of pair 0 and the
   // statistics of pair `lag`, and so on; then the tiles of the last pairs.
-  __device__ __forceinline__ void find(const PrepareParams& p, i32 block) {
-    const i32 stats = p.stats_tasks;
-    const i32 group = p.heads.qo / p.heads.kv;
-    const i32 tiles = p.sequences.k_tiles + group * p.sequences.q_tiles;
-    const i32 alone = p.lag * stats;
-    i32 pair;
+  __device__ __forceinline__ void find(const PrepareParams& p, unsigned block) {
+    // Unsigned: divisions are shorter.
+    const unsigned stats = p.stats_tasks, heads = p.heads.kv, lag = p.lag;
+    const unsigned group = static_cast<unsigned>(p.heads.qo) / heads;
+    const unsigned k_tiles = p.sequences.k_tiles, q_tiles = p.sequences.q_tiles;
+    const unsigned tiles = k_tiles + group * q_tiles;
+    const unsigned pairs = p.sequences.batch * heads;
+    // Blocks that only take statistics; that take either; that only write tiles.
+    const unsigned alone = lag * stats, both = (pairs - lag) * (tiles + stats);
+    const unsigned kinds = block < alone ? stats : block < alone + both ? tiles + stats : tiles;
+    const unsigned begin = block < alone ? 0 : block < alone + both ? alone : alone + both;
+    unsigned pair = (block - begin) / kinds, at = (block - begin) % kinds;
     if (block < alone) {
-      pair = block / stats;
-      index = block % stats + tiles;
-    } else {
-      const i32 size = tiles + stats;
-      const i32 both = (p.sequences.batch * p.heads.kv - p.lag) * size;
-      const i32 rest = block - alone - both;
-      pair =
-          rest < 0 ? (block - alone) / size : p.sequences.batch * p.heads.kv - p.lag + rest / tiles;
-      index = rest < 0 ? (block - alone) % size : rest % tiles;
-      if (index >= tiles) pair += p.lag;
+      at += tiles;
+    } else if (block >= alone + both) {
+      pair += pairs - lag;
+    } else if (at >= tiles) {
+      pair += lag;
     }
-    batch = pair / p.heads.kv;
-    kv_head = pair % p.heads.kv;
+    batch = static_cast<i32>(pair / heads);
+    kv_head = static_cast<i32>(pair % heads);
     sequence = sequence_at(p.sequences, batch);
     counter = p.counters + pair;
     row = kv_head * p.heads.sequences + batch;
     tile = kv_head * p.heads.k_tiles + sequence.first_k_tile;
-    if (index >= tiles) {
+    if (at >= tiles) {
       kind = kStatistics;
-      index -= tiles;
-    } else if (index < p.sequences.k_tiles) {
+      at -= tiles;
+    } else if (at < k_tiles) {
       kind = kKeys;
-      tile += index;
+      tile += at;
     } else {
       kind = kQueries;
-      index -= p.sequences.k_tiles;
-      head = kv_head * group + index / p.sequences.q_tiles;
-      index %= p.sequences.q_tiles;
-      tile = head * p.heads.q_tiles + sequence.first_q_tile + index;
+      at -= k_tiles;
+      head = static_cast<i32>(kv_head * group + at / q_tiles);
+      at %= q_tiles;
+      tile = head * p.heads.q_tiles + sequence.first_q_tile + at;
     }
+    index = static_cast<i32>(at);
   }
 };
 
@@ -117,11 +119,11 @@ __device__ __forceinline__ unsigned slot(unsigned stage, int i, i32 dtype) {
 template <int kDim>
 __device__ __forceinline__ Rows<kDim, kThreads> stage_keys(const PrepareParams& p, const Task& task,
                                                            bool is_v, i32 first, i32 most,
-                                                           unsigned to) {
+                                                           bool again, unsigned to) {
   const i32 count = min(most, task.sequence.kv_len - first);
   stage_rows<kDim, kThreads>(is_v ? p.v : p.k,
                              (p.irregular & (is_v ? kIrregularV : kIrregularK)) != 0, task.batch,
-                             task.sequence.kv_start + first, task.kv_head, count, to);
+                             task.sequence.kv_start + first, task.kv_head, count, again, to);
   return {to, count, p.k.dtype};
 }
 
@@ -186,18 +188,21 @@ __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Ta
   const bool has_k = p.k_mean != nullptr, has_v = p.v_group == 0;
   const i32 chunks = (task.sequence.kv_len + kChunkTokens - 1) / kChunkTokens;
   if (task.index >= chunks) return;
-  const i32 turns = has_k && has_v ? 2 : 1;
-  const i32 steps = ((chunks - 1 - task.index) / kStatsTasks + 1) * turns;
-  const auto is_v = [&](i32 step) { return has_v && step % turns == turns - 1; };
+  const bool both = has_k && has_v;
+  const i32 steps = ((chunks - 1 - task.index) / kStatsTasks + 1) << both;
+  const auto is_v = [&](i32 step) { return both ? step % 2 != 0 : has_v; };
+  const auto first_of = [&](i32 step) {
+    return (task.index + (step >> both) * kStatsTasks) * kChunkTokens;
+  };
   const auto start = [&](i32 step) {
-    const i32 first = (task.index + step / turns * kStatsTasks) * kChunkTokens;
+    const i32 first = first_of(step);
     const unsigned to = slot(stage, step, p.k.dtype);
     if (step >= steps) {
       cp_async_commit();
     } else if (kDqk == kDv || !is_v(step)) {
-      stage_keys<kDqk>(p, task, is_v(step), first, kChunkTokens, to);
+      stage_keys<kDqk>(p, task, is_v(step), first, kChunkTokens, true, to);
     } else {
-      stage_keys<kDv>(p, task, true, first, kChunkTokens, to);
+      stage_keys<kDv>(p, task, true, first, kChunkTokens, true, to);
     }
   };
   const float2 zero = make_float2(0.0f, 0.0f);
@@ -206,9 +211,8 @@ __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Ta
 #pragma unroll 1
   for (i32 step = -kSlots; step < steps; ++step) {
     if (step >= 0) {
-      const i32 first = (task.index + step / turns * kStatsTasks) * kChunkTokens;
       const unsigned from = slot(stage, step, p.k.dtype);
-      const i32 count = min(kChunkTokens, task.sequence.kv_len - first);
+      const i32 count = min(kChunkTokens, task.sequence.kv_len - first_of(step));
       cp_async_wait<kSlots - 1>();
       __syncthreads();
       float2 sum;
@@ -283,6 +287,12 @@ __device__ __forceinline__ void subtract(float (&x)[8], const float (&mean)[8]) 
   for (int c = 0; c < 8; ++c) x[c] -= mean[c];
 }
 
+// Codes go past L2 as soon as may be: it is full of tokens that will be read again.
+template <typename T>
+__device__ __forceinline__ void store(unsigned char* to, T codes) {
+  __stcs(reinterpret_cast<T*>(to), codes);
+}
+
 // ---- Q and K ----
 
 // The channels of a row, padded with zeros to a power of two n, rotated by a normalised Hadamard
@@ -329,8 +339,8 @@ __device__ __forceinline__ void store_piece(const float (&x)[8], float inverse, 
     for (int w = 0; w < 4; ++w) {
       words[w] = bf16 ? pack_bf16x2(x[2 * w], x[2 * w + 1]) : pack_f16x2(x[2 * w], x[2 * w + 1]);
     }
-    *reinterpret_cast<uint4*>(tile + swizzled(row, first / 8, kRowBytes)) =
-        make_uint4(words[0], words[1], words[2], words[3]);
+    store(tile + swizzled(row, first / 8, kRowBytes),
+          make_uint4(words[0], words[1], words[2], words[3]));
   } else {
     const unsigned mask = inverse == 0.0f ? 0u : ~0u;  // the group is NaN or as good as 0
     unsigned code[8];
@@ -343,8 +353,8 @@ __device__ __forceinline__ void store_piece(const float (&x)[8], float inverse, 
         words[w] = __byte_perm(__byte_perm(code[4 * w], code[4 * w + 1], 0x0040),
                                __byte_perm(code[4 * w + 2], code[4 * w + 3], 0x0040), 0x5410);
       }
-      *reinterpret_cast<uint2*>(tile + swizzled(row, first / 16, kRowBytes) + first % 16) =
-          make_uint2(words[0] & mask, words[1] & mask);
+      store(tile + swizzled(row, first / 16, kRowBytes) + first % 16,
+            make_uint2(words[0] & mask, words[1] & mask));
     } else {
       // Sums of code << 4 c borrow from one another, but not when codes are made positive by 8; then
       // flipping bit 3 leaves two's complement. The high bits of code[0] and [1] are known.
@@ -353,8 +363,8 @@ __device__ __forceinline__ void store_piece(const float (&x)[8], float inverse, 
       for (int c = 7; c >= 0; --c) word = (word << 4) + code[c];
       constexpr unsigned kHigh = 0x4b400000u;
       constexpr unsigned kHighs = kHigh * 0x11111111u;
-      *reinterpret_cast<unsigned*>(tile + swizzled(row, first / 32, kRowBytes) + first % 32 / 2) =
-          ((word - kHighs + 0x88888888u) ^ 0x88888888u) & mask;
+      store(tile + swizzled(row, first / 32, kRowBytes) + first % 32 / 2,
+            ((word - kHighs + 0x88888888u) ^ 0x88888888u) & mask);
     }
   }
 }
@@ -525,8 +535,8 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
         if constexpr (QK_BITS != 16) words[w] &= masks[w];
       }
       if (partial && here >= rows.count) words[0] = words[1] = words[2] = words[3] = 0;
-      *reinterpret_cast<uint4*>(to + swizzled(here, first / 8, kDv * 2)) =
-          make_uint4(words[0], words[1], words[2], words[3]);
+      store(to + swizzled(here, first / 8, kDv * 2),
+            make_uint4(words[0], words[1], words[2], words[3]));
     }
   }
 }
@@ -626,8 +636,8 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
   for (int i = thread; i < kDv * (kBk / 16); i += kThreads) {
     const int c = i / (kBk / 16), piece = i % (kBk / 16);
     const i32 token = piece * 16 / kTokens * kTokens;
-    *reinterpret_cast<uint4*>(p.v_codes + task.tile * kVBytes + swizzled(c, piece, kBk)) =
-        *shared_pointer<const uint4>(at(token, c) + piece * 16 % kTokens);
+    store(p.v_codes + task.tile * kVBytes + swizzled(c, piece, kBk),
+          *shared_pointer<const uint4>(at(token, c) + piece * 16 % kTokens));
   }
 }
 #endif
@@ -647,7 +657,7 @@ __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& t
   if (is_q) {
     rows = {stage, count, p.q.dtype};
     stage_rows<kDqk, kThreads>(p.q, (p.irregular & kIrregularQ) != 0, task.batch,
-                               task.sequence.q_start + begin, task.head, count, stage);
+                               task.sequence.q_start + begin, task.head, count, false, stage);
     if (p.lse_bias != nullptr) wait_folded(task);
     cp_async_wait<0>();
     __syncthreads();
@@ -663,8 +673,9 @@ __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& t
       __syncthreads();
     }
   } else {
-    rows = stage_keys<kDqk>(p, task, false, begin, kBk, stage);
-    if (kSlots > 1) v_rows = stage_keys<kDv>(p, task, true, begin, kBk, slot(stage, 1, p.v.dtype));
+    rows = stage_keys<kDqk>(p, task, false, begin, kBk, false, stage);
+    if (kSlots > 1)
+      v_rows = stage_keys<kDv>(p, task, true, begin, kBk, false, slot(stage, 1, p.v.dtype));
     if (p.stats_tasks != 0) wait_folded(task);
     if (p.k_mean != nullptr) mean = p.k_mean + task.row * kDqk;
     cp_async_wait<kSlots - 1>();
@@ -674,7 +685,7 @@ __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& t
   if (is_q) return;
   if (kSlots == 1) {
     __syncthreads();
-    v_rows = stage_keys<kDv>(p, task, true, begin, kBk, stage);
+    v_rows = stage_keys<kDv>(p, task, true, begin, kBk, false, stage);
   }
   cp_async_wait<0>();
   __syncthreads();
@@ -688,7 +699,7 @@ extern "C" __global__ void __launch_bounds__(kPrepareThreads, kBlocks)
   extern __shared__ __align__(32) unsigned char dynamic[];  // tokens of one task
   __shared__ Shared shared;
   __shared__ Task task;
-  if (threadIdx.x == 0) task.find(p, static_cast<i32>(blockIdx.x));
+  if (threadIdx.x == 0) task.find(p, blockIdx.x);
   __syncthreads();
   if (QK_BITS != 16 && task.kind == Task::kStatistics) {
     take_statistics(p, task, shared, shared_address(dynamic));

@@ -42,25 +42,27 @@ struct Rows {
 
 // Starts to copy tokens token .. token + count - 1; cp_async_wait and __syncthreads finish it. The
 // stage must be free. irregular: rows cannot be read in 16-byte pieces (an odd stride or address, or
-// channels that are no multiple of 8).
+// channels that are no multiple of 8). again: they will be read again soon, so L2 had better keep them.
 template <int kDim, int kThreads>
 __device__ __noinline__ void stage_rows(const View view, bool irregular, i32 sequence, i64 token,
-                                        i32 head, i32 count, unsigned stage) {
+                                        i32 head, i32 count, bool again, unsigned stage) {
   const i32 size = bytes_of(view.dtype);
   const i64 at = token_offset(view, sequence, token, head);
   const i32 thread = static_cast<i32>(threadIdx.x);
   const i32 pieces = kDim / 16 * size;  // 16 bytes each, a row
   if (!irregular) {
-    const i32 piece = thread % pieces, row = thread / pieces;
+    const i32 row = size == 4 ? thread / (kDim / 4) : thread / (kDim / 8);
+    const i32 piece = thread - row * pieces;
+    const unsigned long long policy = again ? evict_last() : evict_first();
     const bool exists = piece * 16 < view.channels * size;
     const char* from = static_cast<const char*>(view.data) + (at + row * view.token) * size +
                        (exists ? piece * 16 : 0);
-    const i64 step = view.token * size * (kThreads / pieces);
+    const i64 step = view.token * (kThreads * 16 / kDim);
     // A thread's rows are a multiple of kSharers apart.
     unsigned to = stage + Rows<kDim, kThreads>::piece_offset(row, piece, pieces);
 #pragma unroll 4
-    for (i32 left = count - row; left > 0; left -= kThreads / pieces) {
-      cp_async_16(to, from, exists ? 16 : 0);
+    for (i32 left = count - row; left > 0; left -= kThreads * 16 / kDim / size) {
+      cp_async_16(to, from, exists ? 16 : 0, policy);
       from += step;
       to += kThreads * 16;
     }
