@@ -36,19 +36,21 @@ __device__ __forceinline__ void cp_async_16(unsigned to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// createpolicy: how L2 treats lines, for cache_hint; sm_80, PTX 7.4.
-__device__ __forceinline__ unsigned long long evict_first() {
+// createpolicy.fractional: how L2 treats lines; sm_80, PTX 7.4.
+enum class L2 { kNormal, kFirst, kLast };  // to be evicted
+__device__ __forceinline__ unsigned long long policy_of(L2 evict) {
   unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
-  return policy;
-}
-__device__ __forceinline__ unsigned long long evict_last() {
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+  if (evict == L2::kFirst) {
+    asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+  } else if (evict == L2::kLast) {
+    asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+  } else {
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0;" : "=l"(policy));
+  }
   return policy;
 }
 
-// The same with a policy; with bytes = 0, zeros.
+// The same with a policy; with bytes = 0, zeros. PTX 7.4.
 __device__ __forceinline__ void cp_async_16(unsigned to, const void* from, int bytes,
                                             unsigned long long policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),

@@ -30,8 +30,8 @@
 namespace sageattn {
 
 inline constexpr i32 kChunkTokens = 64;  // tokens that are added up at once
-inline constexpr i32 kStatsTasks =
-    32;  // tasks of `prepare`, at most, that share a head's statistics
+// Tasks of `prepare`, at most, that share the statistics of K, of V, or of both.
+inline constexpr i32 kStatsTasks = 32;
 inline constexpr i32 kFolded =
     1 << 30;  // a counter of `prepare` from here on: statistics are there
 inline constexpr i32 kIrregularQ = 1, kIrregularK = 2, kIrregularV = 4;
@@ -95,6 +95,7 @@ struct PrepareParams {
   i32* counters;    // [sequence][kv head]: tasks of statistics that have arrived; 0 at first
   i32 lag;          // pairs of sequence and kv head whose statistics come before the first tile
   i32 stats_tasks;  // a pair; 0: K is not smoothed, V has no scale of the sequence
+  i32 stats_split;  // first kStatsTasks of K, then as many of V
   i32 irregular;    // kIrregular*: tensors that cannot be read in 16-byte pieces
   i32 smooth_q;
   i32 granularity;   // SAGEATTN_GRANULARITY_PER_THREAD, _WARP or _BLOCK

@@ -5,7 +5,8 @@
 //
 // A block takes one task. Statistics of K, and of V where its scale spans the sequence, come first: of
 // 32 tasks a head, task r adds up chunks r, r + 32, .. of 64 tokens and leaves its sums where the codes
-// of chunk r will stand; the last to arrive folds the 32. Then a task is a tile of keys, K and V, or of
+// of chunk r will stand; the last to arrive folds the 32. (Long sequences have 32 tasks for K and 32 for
+// V.) Then a task is a tile of keys, K and V, or of
 // queries: smoothed, rotated, measured and written. Either reads its tokens into shared memory first, as
 // they are, by asynchronous copies: enough bytes are under way with few registers, and odd strides
 // matter to nothing else. Heads follow one another, a head's statistics `lag` heads before its tiles, so
@@ -36,8 +37,10 @@ using KRows = Rows<kDqk, kThreads>;  // of Q, too
 using VRows = Rows<kDv, kThreads>;
 constexpr int kWide = kDqk > kDv ? kDqk : kDv;
 
-// Blocks an SM: as many as its shared memory holds where that is 160 KB and more.
-constexpr int kBlocks = kWide > 128 ? 1 : __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 ? 6 : 2;
+// Blocks an SM: as many as registers and shared memory hold where there is plenty of it; where it has
+// 100 KB, two.
+constexpr bool kPlenty = __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900;
+constexpr int kBlocks = kWide > 128 ? 1 : !kPlenty ? 2 : kWide > 64 ? 6 : 7;
 
 // Tokens of K, and of V, that are staged at a time.
 constexpr int kSlots = prepare_slots(HeadDims{kDqk, kDv});
@@ -118,12 +121,12 @@ __device__ __forceinline__ unsigned slot(unsigned stage, int i, i32 dtype) {
 // Stages up to `most` tokens from `first` on of K or V of the task's sequence and head.
 template <int kDim>
 __device__ __forceinline__ Rows<kDim, kThreads> stage_keys(const PrepareParams& p, const Task& task,
-                                                           bool is_v, i32 first, i32 most,
-                                                           bool again, unsigned to) {
+                                                           bool is_v, i32 first, i32 most, L2 evict,
+                                                           unsigned to) {
   const i32 count = min(most, task.sequence.kv_len - first);
   stage_rows<kDim, kThreads>(is_v ? p.v : p.k,
                              (p.irregular & (is_v ? kIrregularV : kIrregularK)) != 0, task.batch,
-                             task.sequence.kv_start + first, task.kv_head, count, again, to);
+                             task.sequence.kv_start + first, task.kv_head, count, evict, to);
   return {to, count, p.k.dtype};
 }
 
@@ -138,8 +141,9 @@ __device__ __forceinline__ float* partial_of(const PrepareParams& p, const Task&
 }
 
 // What `count` tasks left to K's mean, and to V's scale and mean.
-__device__ __forceinline__ void fold_partials(const PrepareParams& p, const Task& task, bool has_k,
-                                              bool has_v, i32 count, float* folded) {
+__device__ __forceinline__ void fold_partials(const PrepareParams& p, const Task& task, i32 count,
+                                              float* folded) {
+  const bool has_k = p.k_mean != nullptr, has_v = p.v_group == 0;
   const int thread = static_cast<int>(threadIdx.x);
   constexpr int kMost = kDqk + kDv, kLeast = kMost + kDv;  // in folded, behind K's sums and V's
 #pragma unroll 1
@@ -185,14 +189,17 @@ __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Ta
                                                 Shared& shared, unsigned stage) {
   using K = Columns<kDqk, kThreads>;
   using V = Columns<kDv, kThreads>;
-  const bool has_k = p.k_mean != nullptr, has_v = p.v_group == 0;
+  const i32 lane = task.index % kStatsTasks;
   const i32 chunks = (task.sequence.kv_len + kChunkTokens - 1) / kChunkTokens;
-  if (task.index >= chunks) return;
+  if (lane >= chunks) return;
+  const bool of_v = task.index >= kStatsTasks;
+  const bool has_k = p.k_mean != nullptr && !of_v;
+  const bool has_v = p.v_group == 0 && (of_v || p.stats_split == 0);
   const bool both = has_k && has_v;
-  const i32 steps = ((chunks - 1 - task.index) / kStatsTasks + 1) << both;
+  const i32 steps = ((chunks - 1 - lane) / kStatsTasks + 1) << both;
   const auto is_v = [&](i32 step) { return both ? step % 2 != 0 : has_v; };
   const auto first_of = [&](i32 step) {
-    return (task.index + (step >> both) * kStatsTasks) * kChunkTokens;
+    return (lane + (step >> both) * kStatsTasks) * kChunkTokens;
   };
   const auto start = [&](i32 step) {
     const i32 first = first_of(step);
@@ -200,9 +207,9 @@ __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Ta
     if (step >= steps) {
       cp_async_commit();
     } else if (kDqk == kDv || !is_v(step)) {
-      stage_keys<kDqk>(p, task, is_v(step), first, kChunkTokens, true, to);
+      stage_keys<kDqk>(p, task, is_v(step), first, kChunkTokens, L2::kLast, to);
     } else {
-      stage_keys<kDv>(p, task, true, first, kChunkTokens, true, to);
+      stage_keys<kDv>(p, task, true, first, kChunkTokens, L2::kLast, to);
     }
   };
   const float2 zero = make_float2(0.0f, 0.0f);
@@ -231,14 +238,14 @@ __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Ta
     start(step + kSlots);
   }
   if (has_k && K::sharer() == 0) {
-    *reinterpret_cast<float2*>(partial_of(p, task, false, task.index) + K::channel()) = k_sum;
+    *reinterpret_cast<float2*>(partial_of(p, task, false, lane) + K::channel()) = k_sum;
   }
   if (has_v) {
     const auto larger = [](float2 a, float2 b) { return max_nan(a, b); };
     most = V::across(most, larger);
     least = V::across(least, larger);
     if (V::sharer() == 0) {
-      float* const to = partial_of(p, task, true, task.index) + V::channel();
+      float* const to = partial_of(p, task, true, lane) + V::channel();
       *reinterpret_cast<float2*>(to) = v_sum;
       *reinterpret_cast<float2*>(to + kDv) = most;
       *reinterpret_cast<float2*>(to + 2 * kDv) = least;
@@ -246,12 +253,12 @@ __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Ta
   }
 
   // The last of the pair's tasks folds.
-  const i32 tasks = min(chunks, kStatsTasks);
+  const i32 lanes = min(chunks, kStatsTasks), tasks = lanes << p.stats_split;
   __syncthreads();
   if (threadIdx.x == 0) shared.last = add_acq_rel(task.counter, 1) == tasks - 1;
   __syncthreads();
   if (!shared.last) return;
-  fold_partials(p, task, has_k, has_v, tasks, shared_pointer<float>(stage));
+  fold_partials(p, task, lanes, shared_pointer<float>(stage));
   __syncthreads();
   if (threadIdx.x == 0) add_acq_rel(task.counter, kFolded);
 }
@@ -287,7 +294,7 @@ __device__ __forceinline__ void subtract(float (&x)[8], const float (&mean)[8]) 
   for (int c = 0; c < 8; ++c) x[c] -= mean[c];
 }
 
-// Codes go past L2 as soon as may be: it is full of tokens that will be read again.
+// Codes leave L2 first, for it had better hold tokens that will be read again.
 template <typename T>
 __device__ __forceinline__ void store(unsigned char* to, T codes) {
   __stcs(reinterpret_cast<T*>(to), codes);
@@ -356,15 +363,14 @@ __device__ __forceinline__ void store_piece(const float (&x)[8], float inverse, 
       store(tile + swizzled(row, first / 16, kRowBytes) + first % 16,
             make_uint2(words[0] & mask, words[1] & mask));
     } else {
-      // Sums of code << 4 c borrow from one another, but not when codes are made positive by 8; then
-      // flipping bit 3 leaves two's complement. The high bits of code[0] and [1] are known.
+      // One sum of shifted codes, less what the 1.5 * 2^23 add up to. With 8 in each code none borrows
+      // from the next; flipping bit 3 of it leaves two's complement.
       unsigned word = 0;
 #pragma unroll
       for (int c = 7; c >= 0; --c) word = (word << 4) + code[c];
-      constexpr unsigned kHigh = 0x4b400000u;
-      constexpr unsigned kHighs = kHigh * 0x11111111u;
+      constexpr unsigned kSum = 0x4b400000u * 0x11111111u, kEights = 0x88888888u;
       store(tile + swizzled(row, first / 32, kRowBytes) + first % 32 / 2,
-            ((word - kHighs + 0x88888888u) ^ 0x88888888u) & mask);
+            ((word - kSum + kEights) ^ kEights) & mask);
     }
   }
 }
@@ -396,7 +402,7 @@ __device__ __forceinline__ void bias_lse(const PrepareParams& p, const Task& tas
 }
 
 // A warp takes units of kUnitRows rows of one group, eight channels a thread; twice: for the absmax of
-// the group, and for codes.
+// the group, and for codes. The mean is null or 16-byte aligned.
 __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task& task,
                                               const KRows& rows, const float* mean_from,
                                               Shared& shared) {
@@ -408,11 +414,6 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int first = lane % kPieces * 8;
   const int units = is_q ? 32 : kBk / kUnitRows;
-  // Units share a scale whose numbers agree in these bits.
-  const int share = is_q ? (p.granularity == 1   ? 31
-                            : p.granularity == 2 ? 24
-                                                 : 0)
-                         : (p.granularity == 1 ? kKGroupsPerTile - 1 : 0);
   unsigned char* const codes =
       is_q ? p.q_codes + task.tile * kQBytes : p.k_codes + task.tile * kKBytes;
   // Unit warp + 4 turn has the rows begin(turn) + row[]: every eighth of Q, pairs of K.
@@ -474,8 +475,11 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
       }
     }
     if (pass == 0) {
-      // Every warp finds the inverse scales of all units, one a lane.
+      // Every warp finds the inverse scales of all units, one a lane. Units whose numbers agree in the
+      // bits of `share` share a scale.
       __syncthreads();
+      const int granularity = p.granularity == 1 ? 31 : p.granularity == 2 ? 24 : 0;
+      const int share = is_q ? granularity : granularity & (kKGroupsPerTile - 1);
       unsigned bits = lane < units ? shared.absmax[lane] : 0u;
 #pragma unroll 1
       for (int bit = 1; bit < 32; bit *= 2) {
@@ -542,21 +546,22 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
 }
 
 #else
-// E4M3, turned round: a thread takes eight channels of the four tokens that stand side by side. A group
-// of scales is one tile's.
-__device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task, const VRows& rows,
-                                        Shared& shared) {
+// A group of 64 tokens in E4M3, turned round: a thread takes eight channels of the four tokens that
+// stand side by side.
+__device__ __forceinline__ void write_v_group(const PrepareParams& p, const Task& task,
+                                              const VRows& rows, i32 group, Shared& shared) {
   constexpr int kColumns = kDv / 64;               // warps side by side, 64 channels each
   constexpr int kTokens = kWarps / kColumns * 16;  // at a time; v_token_slot keeps to 32
+  constexpr int kPiecesEach = kChunkTokens / 16;   // of a channel
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int first = (warp % kColumns * 8 + lane % 8) * 8;
   const int quad = warp / kColumns * 4 + lane / 8;  // slots 4 quad .. 4 quad + 3
   const bool grouped = p.v_group != 0;
-  // Where scale and mean of each channel stand: of this tile or of the sequence.
-  const i64 stats =
-      (grouped ? task.kv_head * p.heads.v_groups + task.sequence.first_v_group + task.index
-               : task.row) *
-      kDv;
+  // Where scale and mean of each channel stand: of this group or of the sequence.
+  const i64 stats = (grouped ? task.kv_head * p.heads.v_groups + task.sequence.first_v_group +
+                                   task.index * (kBk / kChunkTokens) + group
+                             : task.row) *
+                    kDv;
   if (grouped && p.v_smooth) tile_mean<kDv>(rows, shared);
   if (thread < kDv) {
     if (!grouped) {
@@ -581,7 +586,7 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
     load_8(shared.mean + first, mean);
     load_8(shared.inverse + first, inverse);
 #pragma unroll 1
-    for (int token = 0; token < kBk; token += kTokens) {
+    for (int token = 0; token < kChunkTokens; token += kTokens) {
 #pragma unroll 1
       for (int i = 0; i < 4; i += 2) {
         const int row = token + token_of_v_slot(quad * 4 + i);
@@ -633,11 +638,21 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
     __syncthreads();
   }
   __syncthreads();
-  for (int i = thread; i < kDv * (kBk / 16); i += kThreads) {
-    const int c = i / (kBk / 16), piece = i % (kBk / 16);
+  for (int i = thread; i < kDv * kPiecesEach; i += kThreads) {
+    const int c = i / kPiecesEach, piece = i % kPiecesEach;
     const i32 token = piece * 16 / kTokens * kTokens;
-    store(p.v_codes + task.tile * kVBytes + swizzled(c, piece, kBk),
+    store(p.v_codes + task.tile * kVBytes + swizzled(c, group * kPiecesEach + piece, kBk),
           *shared_pointer<const uint4>(at(token, c) + piece * 16 % kTokens));
+  }
+}
+
+__device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task, const VRows& rows,
+                                        Shared& shared) {
+#pragma unroll 1
+  for (i32 group = 0; group < kBk / kChunkTokens; ++group) {
+    const i32 first = group * kChunkTokens;
+    write_v_group(p, task, {rows.stage + first * rows.pitch(), rows.count - first, rows.dtype},
+                  group, shared);
   }
 }
 #endif
@@ -657,7 +672,7 @@ __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& t
   if (is_q) {
     rows = {stage, count, p.q.dtype};
     stage_rows<kDqk, kThreads>(p.q, (p.irregular & kIrregularQ) != 0, task.batch,
-                               task.sequence.q_start + begin, task.head, count, false, stage);
+                               task.sequence.q_start + begin, task.head, count, L2::kFirst, stage);
     if (p.lse_bias != nullptr) wait_folded(task);
     cp_async_wait<0>();
     __syncthreads();
@@ -673,9 +688,10 @@ __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& t
       __syncthreads();
     }
   } else {
-    rows = stage_keys<kDqk>(p, task, false, begin, kBk, false, stage);
-    if (kSlots > 1)
-      v_rows = stage_keys<kDv>(p, task, true, begin, kBk, false, slot(stage, 1, p.v.dtype));
+    rows = stage_keys<kDqk>(p, task, false, begin, kBk, L2::kFirst, stage);
+    if (kSlots > 1) {
+      v_rows = stage_keys<kDv>(p, task, true, begin, kBk, L2::kFirst, slot(stage, 1, p.v.dtype));
+    }
     if (p.stats_tasks != 0) wait_folded(task);
     if (p.k_mean != nullptr) mean = p.k_mean + task.row * kDqk;
     cp_async_wait<kSlots - 1>();
@@ -685,7 +701,7 @@ __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& t
   if (is_q) return;
   if (kSlots == 1) {
     __syncthreads();
-    v_rows = stage_keys<kDv>(p, task, true, begin, kBk, false, stage);
+    v_rows = stage_keys<kDv>(p, task, true, begin, kBk, L2::kFirst, stage);
   }
   cp_async_wait<0>();
   __syncthreads();

@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(kCorrectionThreads)
                                                    min(kAtOnce, rows - first), p.k.dtype};
     stage_rows<D_QK, kCorrectionThreads>(p.k, p.irregular_k != 0, batch,
                                          sequence.kv_start + k_tile * kBk + first, kv_head,
-                                         staged.count, /*again=*/true, staged.stage);
+                                         staged.count, L2::kNormal, staged.stage);
     cp_async_wait<0>();
     __syncthreads();
     for (int i = thread; i < kAtOnce * (D_QK / 8); i += kCorrectionThreads) {

@@ -42,10 +42,10 @@ struct Rows {
 
 // Starts to copy tokens token .. token + count - 1; cp_async_wait and __syncthreads finish it. The
 // stage must be free. irregular: rows cannot be read in 16-byte pieces (an odd stride or address, or
-// channels that are no multiple of 8). again: they will be read again soon, so L2 had better keep them.
+// channels that are no multiple of 8).
 template <int kDim, int kThreads>
 __device__ __noinline__ void stage_rows(const View view, bool irregular, i32 sequence, i64 token,
-                                        i32 head, i32 count, bool again, unsigned stage) {
+                                        i32 head, i32 count, L2 evict, unsigned stage) {
   const i32 size = bytes_of(view.dtype);
   const i64 at = token_offset(view, sequence, token, head);
   const i32 thread = static_cast<i32>(threadIdx.x);
@@ -53,7 +53,7 @@ __device__ __noinline__ void stage_rows(const View view, bool irregular, i32 seq
   if (!irregular) {
     const i32 row = size == 4 ? thread / (kDim / 4) : thread / (kDim / 8);
     const i32 piece = thread - row * pieces;
-    const unsigned long long policy = again ? evict_last() : evict_first();
+    const unsigned long long policy = policy_of(evict);
     const bool exists = piece * 16 < view.channels * size;
     const char* from = static_cast<const char*>(view.data) + (at + row * view.token) * size +
                        (exists ? piece * 16 : 0);

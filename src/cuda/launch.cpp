@@ -46,10 +46,14 @@ struct Task {
     v_group = shape.grouped ? plan.promotion_interval : 0;
     v_smooth = plan.smooth_v == SAGEATTN_SMOOTH_V_OFF ? 0 : 1;
     max_code = plan.pv_accum == SAGEATTN_PV_ACCUM_F16 ? 2.25f : 448.0f;
-    if (plan.smooth_k == SAGEATTN_SMOOTH_ON || !(shape.exact || shape.grouped)) {
-      const int64_t tokens = extent.max_k_tiles * plan.tile.b_k;
-      stats_tasks =
-          static_cast<i32>(std::min(ceil_div(tokens, int64_t{kChunkTokens}), int64_t{kStatsTasks}));
+    const bool k_stats = plan.smooth_k == SAGEATTN_SMOOTH_ON, v_stats = !shape.grouped;
+    if (!shape.exact && (k_stats || v_stats)) {
+      const int64_t chunks = ceil_div(extent.max_k_tiles * plan.tile.b_k, int64_t{kChunkTokens});
+      // From 8192 tokens on tasks of both would take too long.
+      stats_split = k_stats && v_stats && chunks >= 4 * kStatsTasks ? 1 : 0;
+      stats_tasks = static_cast<i32>(std::min(chunks, int64_t{kStatsTasks})) << stats_split;
+      stats_steps =
+          ceil_div(chunks, int64_t{kStatsTasks}) * (k_stats && v_stats ? 2 : 1) >> stats_split;
     }
   }
 
@@ -63,7 +67,9 @@ struct Task {
   View k, v;
   i32 product_bf16, v_group, v_smooth;
   float max_code;
-  i32 stats_tasks = 0;  // of `prepare`, for each pair of sequence and kv head
+  // Statistics of `prepare`: tasks for each pair of sequence and kv head, and chunks of a task.
+  i32 stats_tasks = 0, stats_split = 0;
+  int64_t stats_steps = 0;
 };
 
 void resolve_lengths(const Task& t, Sink& sink) {
@@ -114,6 +120,7 @@ void prepare(const Task& t, Sink& sink) {
                 (is_irregular(p.v) ? kIrregularV : 0);
   p.counters = t.areas.counters;
   p.stats_tasks = t.stats_tasks;
+  p.stats_split = t.stats_split;
   p.smooth_q = plan.smooth_q == SAGEATTN_SMOOTH_ON ? 1 : 0;
   p.granularity = plan.qk_granularity;
   if (plan.rotation == SAGEATTN_ROTATION_HADAMARD) {
@@ -140,11 +147,11 @@ void prepare(const Task& t, Sink& sink) {
   const int64_t stats = p.stats_tasks;
   const int64_t tiles =
       t.extent.max_k_tiles + t.extent.max_q_tiles * (plan.num_qo_heads / plan.num_kv_heads);
-  // Blocks between a head's statistics and its tiles: many times what a GPU holds, for the block that
-  // folds the statistics takes as long as thousands of others.
-  constexpr int64_t kBetween = 5000;
+  // Blocks between a head's statistics and its tiles: more than run at a time, and more where a task of
+  // statistics takes longer, but else as few as may be, so that L2 still holds its tokens.
   if (stats > 0) {
-    p.lag = static_cast<i32>(std::min(pairs, 1 + (kBetween + stats + tiles - 1) / (stats + tiles)));
+    const int64_t between = 900 + 50 * t.stats_steps;
+    p.lag = static_cast<i32>(std::min(pairs, 1 + ceil_div(between, stats + tiles)));
   }
   sink.launch(Kernel::kPrepare, pairs * (stats + tiles), &p);
 }
