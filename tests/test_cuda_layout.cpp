@@ -87,7 +87,7 @@ std::vector<std::pair<const void*, int64_t>> pieces(const PlanConfig& plan, cons
   const int64_t q_tiles = e.q_tiles * plan.num_qo_heads, k_tiles = e.k_tiles * plan.num_kv_heads;
   const int64_t v_rows = e.v_groups * plan.num_kv_heads;
   return {{a.sequences, e.batch * int64_t{sizeof(SequenceEntry)}},
-          {a.counters, e.batch * plan.num_kv_heads * 2 * int64_t{sizeof(int32_t)}},
+          {a.counters, e.batch * plan.num_kv_heads * int64_t{sizeof(int32_t)}},
           {a.q_codes, q_tiles * plan.tile.b_q * s.qk_row_bytes},
           {a.k_codes, k_tiles * plan.tile.b_k * s.qk_row_bytes},
           {a.v_codes, k_tiles * plan.tile.b_k * s.v_row_bytes},

@@ -10,6 +10,12 @@ __device__ __forceinline__ unsigned shared_address(const void* p) {
   return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
 
+// cvta.shared: the way back, which the compiler undoes to read with 32-bit addresses.
+template <typename T>
+__device__ __forceinline__ T* shared_pointer(unsigned address) {
+  return static_cast<T*>(__cvta_shared_to_generic(address));
+}
+
 // ldmatrix.sync.aligned.m8n8.x4.shared.b16: lane t gives the address of row t % 8 of matrix t / 8;
 // r[i] of lane t holds bytes 4 (t % 4) .. + 3 of row t / 4 of matrix i; sm_75.
 __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], unsigned address) {
@@ -28,6 +34,28 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], unsigned add
 // cp.async.cg.shared.global, 16 bytes past L1; both addresses 16-byte aligned; sm_80.
 __device__ __forceinline__ void cp_async_16(unsigned to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// createpolicy.fractional: how L2 treats lines; sm_80, PTX 7.4.
+enum class L2 { kNormal, kFirst, kLast };  // to be evicted
+__device__ __forceinline__ unsigned long long policy_of(L2 evict) {
+  unsigned long long policy;
+  if (evict == L2::kFirst) {
+    asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+  } else if (evict == L2::kLast) {
+    asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+  } else {
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0;" : "=l"(policy));
+  }
+  return policy;
+}
+
+// The same with a policy; with bytes = 0, zeros. PTX 7.4.
+__device__ __forceinline__ void cp_async_16(unsigned to, const void* from, int bytes,
+                                            unsigned long long policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
+               "l"(from), "r"(bytes), "l"(policy)
+               : "memory");
 }
 
 // cp.async.commit_group; sm_80.

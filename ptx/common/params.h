@@ -30,15 +30,12 @@
 namespace sageattn {
 
 inline constexpr i32 kChunkTokens = 64;  // tokens that are added up at once
-inline constexpr i32 kStatsChunks = 2;   // chunks of one task of `prepare`
-// Of these tokens, as many as are staged at a time.
-SAGEATTN_HD constexpr i32 stats_stage_tokens(i32 dim) {
-  return (dim > 128 ? 1 : kStatsChunks) * kChunkTokens;
-}
+// Tasks of `prepare`, at most, that share the statistics of K, of V, or of both.
+inline constexpr i32 kStatsTasks = 32;
 inline constexpr i32 kFolded =
     1 << 30;  // a counter of `prepare` from here on: statistics are there
 inline constexpr i32 kIrregularQ = 1, kIrregularK = 2, kIrregularV = 4;
-inline constexpr i32 kPrepareThreads = 256;
+inline constexpr i32 kPrepareThreads = 128;
 inline constexpr i32 kCorrectionThreads = 256;
 inline constexpr i32 kAttnThreads = 128;
 
@@ -95,10 +92,11 @@ struct PrepareParams {
   Sequences sequences;
   Heads heads;
   View q, k, v;
-  i32* counters;  // [sequence][kv head][2]: statistics of K and of V that have arrived; 0 at first
-  i32 lag;        // pairs of sequence and kv head whose statistics come before the first tile
-  i32 k_stats_tasks, v_stats_tasks;  // a pair; 0: K is not smoothed, V has no scale of the sequence
-  i32 irregular;                     // kIrregular*: tensors that cannot be read in 16-byte pieces
+  i32* counters;    // [sequence][kv head]: tasks of statistics that have arrived; 0 at first
+  i32 lag;          // pairs of sequence and kv head whose statistics come before the first tile
+  i32 stats_tasks;  // a pair; 0: K is not smoothed, V has no scale of the sequence
+  i32 stats_split;  // first kStatsTasks of K, then as many of V
+  i32 irregular;    // kIrregular*: tensors that cannot be read in 16-byte pieces
   i32 smooth_q;
   i32 granularity;   // SAGEATTN_GRANULARITY_PER_THREAD, _WARP or _BLOCK
   i32 hadamard_dim;  // channels padded to a power of two; 0: no rotation
@@ -129,7 +127,8 @@ struct CorrectionParams {
   i32 first_head, head_count;
   i32 first_q_tile, q_tile_count;  // of each sequence
   i32 product_bf16;
-  i32 b_q;  // queries a tile
+  i32 irregular_k;  // K cannot be read in 16-byte pieces
+  i32 b_q;          // queries a tile
 };
 
 // Attention kernels.

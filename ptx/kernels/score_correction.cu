@@ -5,7 +5,8 @@
 // docs/numerics.md says.
 #include "ptx/common/sequences.h"
 #include "ptx/tile/attn_shared.h"
-#include "ptx/tile/load.h"
+#include "ptx/tile/quantizer.h"
+#include "ptx/tile/rows.h"
 
 namespace sageattn {
 namespace {
@@ -18,7 +19,7 @@ constexpr int kPitch = D_QK + 1;
 
 extern "C" __global__ void __launch_bounds__(kCorrectionThreads)
     sageattn_score_correction(const __grid_constant__ CorrectionParams p) {
-  extern __shared__ __align__(16) float shared[];
+  extern __shared__ __align__(32) float shared[];
   float* keys = shared;                  // [64][kPitch]
   float* means = shared + kBk * kPitch;  // [kRuns * kTiles][D_QK]
   const i32 block = static_cast<i32>(blockIdx.x);
@@ -33,17 +34,26 @@ extern "C" __global__ void __launch_bounds__(kCorrectionThreads)
 
   const float* mean =
       p.k_mean == nullptr ? nullptr : p.k_mean + (kv_head * p.heads.sequences + batch) * D_QK;
-  for (int i = thread; i < kBk * (D_QK / 8); i += kCorrectionThreads) {
-    const int row = i / (D_QK / 8), c = i % (D_QK / 8) * 8;
-    float x[8] = {};
-    if (row < rows) {
-      load_channels(p.k, token_offset(p.k, batch, sequence.kv_start + k_tile * kBk + row, kv_head),
-                    c, x);
-    }
+  // As many keys at a time as `means` has room for, whatever their type.
+  constexpr i32 kAtOnce = kRuns * kTiles;
+  for (i32 first = 0; first < kBk; first += kAtOnce) {
+    __syncthreads();
+    const Rows<D_QK, kCorrectionThreads> staged = {shared_address(means),
+                                                   min(kAtOnce, rows - first), p.k.dtype};
+    stage_rows<D_QK, kCorrectionThreads>(p.k, p.irregular_k != 0, batch,
+                                         sequence.kv_start + k_tile * kBk + first, kv_head,
+                                         staged.count, L2::kNormal, staged.stage);
+    cp_async_wait<0>();
+    __syncthreads();
+    for (int i = thread; i < kAtOnce * (D_QK / 8); i += kCorrectionThreads) {
+      const int row = i / (D_QK / 8), c = i % (D_QK / 8) * 8;
+      float x[1][8] = {};
+      if (row < staged.count) load_8(staged.dtype, {staged.at(row, c)}, x);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float shift = mean == nullptr || row >= rows ? 0.0f : mean[c + j];
-      keys[row * kPitch + c + j] = round_product(x[j] - shift, p.product_bf16);
+      for (int j = 0; j < 8; ++j) {
+        const float shift = mean == nullptr || row >= staged.count ? 0.0f : mean[c + j];
+        keys[(first + row) * kPitch + c + j] = round_product(x[0][j] - shift, p.product_bf16);
+      }
     }
   }
 

@@ -17,6 +17,11 @@ SAGEATTN_HD constexpr i32 row_fragments(HeadDims dims) {
   return dims.qk > 128 || dims.v > 128 ? 1 : 2;
 }
 
+// Tiles of keys that `prepare` has room for at a time: of K and of V, or one of either.
+SAGEATTN_HD constexpr i32 prepare_slots(HeadDims dims) {
+  return dims.qk > 128 || dims.v > 128 ? 1 : 2;
+}
+
 // Where each of the four warps turns 16 rows of the output round, when the rest is done with.
 struct OutStage {
   i32 columns, pitch,

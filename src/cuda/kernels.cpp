@@ -36,15 +36,16 @@ int correction_shared_bytes(const PlanConfig& plan) {
   return (kBk * (shape.d_tile + 1) + 32 * shape.d_tile) * static_cast<int>(sizeof(float));
 }
 
-// The tokens of one task: a tile, or two chunks whose statistics are taken.
+// The tokens of one task: a tile of queries, or of keys.
 int prepare_shared_bytes(const PlanConfig& plan) {
   const Shape shape(plan);
-  const auto bytes = [](int rows, int channels, int32_t dtype) {
-    return rows * channels * static_cast<int>(dtype_size(dtype));
+  const auto bytes = [](int elements, int32_t dtype) {
+    return elements * static_cast<int>(dtype_size(dtype));
   };
-  return std::max({bytes(plan.tile.b_q, shape.d_tile, plan.q_dtype),
-                   bytes(stats_stage_tokens(shape.d_tile), shape.d_tile, plan.kv_dtype),
-                   bytes(stats_stage_tokens(shape.dv_tile), shape.dv_tile, plan.kv_dtype)});
+  const int slots = prepare_slots({shape.d_tile, shape.dv_tile});
+  return std::max(
+      bytes(plan.tile.b_q * shape.d_tile, plan.q_dtype),
+      bytes(slots * plan.tile.b_k * std::max(shape.d_tile, shape.dv_tile), plan.kv_dtype));
 }
 
 }  // namespace

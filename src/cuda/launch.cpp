@@ -46,11 +46,14 @@ struct Task {
     v_group = shape.grouped ? plan.promotion_interval : 0;
     v_smooth = plan.smooth_v == SAGEATTN_SMOOTH_V_OFF ? 0 : 1;
     max_code = plan.pv_accum == SAGEATTN_PV_ACCUM_F16 ? 2.25f : 448.0f;
-    if (!shape.exact) {
-      const int64_t tokens = extent.max_k_tiles * plan.tile.b_k;
-      const auto tasks = static_cast<i32>(ceil_div(tokens, int64_t{kStatsChunks} * kChunkTokens));
-      if (plan.smooth_k == SAGEATTN_SMOOTH_ON) k_stats_tasks = tasks;
-      if (!shape.grouped) v_stats_tasks = tasks;
+    const bool k_stats = plan.smooth_k == SAGEATTN_SMOOTH_ON, v_stats = !shape.grouped;
+    if (!shape.exact && (k_stats || v_stats)) {
+      const int64_t chunks = ceil_div(extent.max_k_tiles * plan.tile.b_k, int64_t{kChunkTokens});
+      // From 8192 tokens on tasks of both would take too long.
+      stats_split = k_stats && v_stats && chunks >= 4 * kStatsTasks ? 1 : 0;
+      stats_tasks = static_cast<i32>(std::min(chunks, int64_t{kStatsTasks})) << stats_split;
+      stats_steps =
+          ceil_div(chunks, int64_t{kStatsTasks}) * (k_stats && v_stats ? 2 : 1) >> stats_split;
     }
   }
 
@@ -64,12 +67,14 @@ struct Task {
   View k, v;
   i32 product_bf16, v_group, v_smooth;
   float max_code;
-  i32 k_stats_tasks = 0, v_stats_tasks = 0;  // of `prepare`, for each pair of sequence and kv head
+  // Statistics of `prepare`: tasks for each pair of sequence and kv head, and chunks of a task.
+  i32 stats_tasks = 0, stats_split = 0;
+  int64_t stats_steps = 0;
 };
 
 void resolve_lengths(const Task& t, Sink& sink) {
   const Launch& launch = t.launch;
-  const bool counts = t.extent.max_q_tiles > 0 && t.k_stats_tasks + t.v_stats_tasks > 0;
+  const bool counts = t.extent.max_q_tiles > 0 && t.stats_tasks > 0;
   // The table is also what sets the status words.
   if (t.sequences.table == nullptr && launch.status == nullptr && !counts) return;
   SequencesParams p{};
@@ -90,7 +95,7 @@ void resolve_lengths(const Task& t, Sink& sink) {
   p.v_group = t.v_group;
   if (counts) {
     p.counters = t.areas.counters;
-    p.counter_count = static_cast<i32>(t.extent.batch * t.plan.num_kv_heads * 2);
+    p.counter_count = static_cast<i32>(t.extent.batch * t.plan.num_kv_heads);
   }
   sink.launch(Kernel::kSequences, 1, &p);
 }
@@ -123,8 +128,8 @@ void prepare(const Task& t, Sink& sink) {
   p.irregular = (is_irregular(p.q) ? kIrregularQ : 0) | (is_irregular(p.k) ? kIrregularK : 0) |
                 (is_irregular(p.v) ? kIrregularV : 0);
   p.counters = t.areas.counters;
-  p.k_stats_tasks = t.k_stats_tasks;
-  p.v_stats_tasks = t.v_stats_tasks;
+  p.stats_tasks = t.stats_tasks;
+  p.stats_split = t.stats_split;
   p.smooth_q = plan.smooth_q == SAGEATTN_SMOOTH_ON ? 1 : 0;
   p.granularity = plan.qk_granularity;
   if (plan.rotation == SAGEATTN_ROTATION_HADAMARD) {
@@ -148,14 +153,14 @@ void prepare(const Task& t, Sink& sink) {
   p.v_max_code = t.max_code;
 
   const int64_t pairs = t.extent.batch * plan.num_kv_heads;
-  const int64_t stats = p.k_stats_tasks + p.v_stats_tasks;
+  const int64_t stats = p.stats_tasks;
   const int64_t tiles =
-      2 * t.extent.max_k_tiles + t.extent.max_q_tiles * (plan.num_qo_heads / plan.num_kv_heads);
-  // Blocks between a head's statistics and its tiles: many times what a GPU holds, for the block that
-  // folds the statistics takes as long as thousands of others.
-  constexpr int64_t kBetween = 5000;
+      t.extent.max_k_tiles + t.extent.max_q_tiles * (plan.num_qo_heads / plan.num_kv_heads);
+  // Blocks between a head's statistics and its tiles: more than run at a time, and more where a task of
+  // statistics takes longer, but else as few as may be, so that L2 still holds its tokens.
   if (stats > 0) {
-    p.lag = static_cast<i32>(std::min(pairs, 1 + (kBetween + stats + tiles - 1) / (stats + tiles)));
+    const int64_t between = 900 + 50 * t.stats_steps;
+    p.lag = static_cast<i32>(std::min(pairs, 1 + ceil_div(between, stats + tiles)));
   }
   sink.launch(Kernel::kPrepare, pairs * (stats + tiles), &p);
 }
@@ -200,6 +205,7 @@ void correct_scores(const Task& t, const AttnParams& p, Sink& sink) {
   c.first_q_tile = p.first_q_tile;
   c.q_tile_count = p.q_tile_count;
   c.product_bf16 = t.product_bf16;
+  c.irregular_k = is_irregular(c.k) ? 1 : 0;
   c.b_q = t.plan.tile.b_q;
   sink.launch(Kernel::kCorrection, t.extent.batch * p.head_count * t.extent.max_k_tiles, &c);
 }

@@ -59,7 +59,7 @@ Sizes walk(const PlanConfig& plan, const Extent& e, void* base, Areas& areas) {
   sizes.copies = c.size();
 
   areas.sequences = c.take<SequenceEntry>(e.batch);
-  if (!shape.exact) areas.counters = c.take<i32>(int128{e.batch} * plan.num_kv_heads * 2);
+  if (!shape.exact) areas.counters = c.take<i32>(int128{e.batch} * plan.num_kv_heads);
   if (smooth_q) areas.ds = c.take<float>(0);
   sizes.spare = c.size() - sizes.copies;
   return sizes;
