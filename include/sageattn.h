@@ -302,8 +302,9 @@ typedef struct sageattn_context_desc {
   void *(*alloc)(void *user, size_t size, size_t alignment);
   void (*free)(void *user, void *memory);
   void *allocator_user; /* passed to both hooks */
-  /* Called with one line of UTF-8 text, from any thread, during a call on this context or on its
-   * plans. NULL: nothing is logged; the library never prints. Must not call back. */
+  /* Called with one line of UTF-8 text, from any thread, also from several at once, during a call
+   * on this context or on its plans: even one call compiles kernels side by side. NULL: nothing is
+   * logged; the library never prints. Must not call back. */
   void (*log)(void *user, int32_t level, const char *message);
   void *log_user; /* passed to log */
 } sageattn_context_desc;

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <vector>
 
 namespace {
@@ -27,6 +28,7 @@ struct Counts {
   void* last_stream;
   int allocations, streams;  // that are held
 } counts;
+std::mutex mutex;  // of counts: any thread may call
 
 struct LaunchConfig {
   unsigned grid[3], block[3], shared;
@@ -78,11 +80,13 @@ Result primary_retain(void** context, int device) {
   return 0;
 }
 Result push(void* context) {
+  const std::lock_guard lock(mutex);
   ++counts.pushes;
   stack.push_back(context);
   return 0;
 }
 Result pop(void** context) {
+  const std::lock_guard lock(mutex);
   if (stack.empty()) return 201;
   ++counts.pops;
   *context = stack.back();
@@ -94,6 +98,7 @@ Result current(void** context) {
   return 0;
 }
 Result module_load(void** module, const void* image) {
+  const std::lock_guard lock(mutex);
   if (stack.empty()) return 201;
   if (std::memcmp(image,
                   "\x7f"
@@ -109,15 +114,18 @@ Result module_function(void** function, void* module, const char*) {
   return 0;
 }
 Result function_attribute(int* value, int attribute, void*) {
+  const std::lock_guard lock(mutex);
   ++counts.attribute_queries;
   *value = attribute == 0 ? 1024 : attribute == 4 ? 128 : 0;
   return 0;
 }
 Result set_function_attribute(void*, int attribute, int value) {
+  const std::lock_guard lock(mutex);
   if (attribute == 8) counts.max_dynamic_shared = value;
   return 0;
 }
 Result launch(const LaunchConfig* config, void* function, void** parameters, void**) {
+  const std::lock_guard lock(mutex);
   if (stack.empty()) return 201;
   if (function == nullptr || parameters == nullptr || parameters[0] == nullptr) return 1;
   if (config->grid[0] == 0 || config->block[0] == 0) return 1;
@@ -131,6 +139,7 @@ Result launch(const LaunchConfig* config, void* function, void** parameters, voi
 }
 // Device memory is host memory, and streams are always done.
 Result allocate(unsigned long long* pointer, size_t bytes) {
+  const std::lock_guard lock(mutex);
   if (stack.empty()) return 201;
   if (counts.allocations >= number("FAKE_CUDA_MEMORY", 1 << 30)) return 2;
   ++counts.allocations;
@@ -138,6 +147,7 @@ Result allocate(unsigned long long* pointer, size_t bytes) {
   return *pointer != 0 ? 0 : 2;
 }
 Result release(unsigned long long pointer) {
+  const std::lock_guard lock(mutex);
   --counts.allocations;
   std::free(reinterpret_cast<void*>(pointer));
   return 0;
@@ -160,10 +170,12 @@ Result create(void** object, unsigned) {
 }
 Result nothing(void*) { return 0; }
 Result create_stream(void** stream, unsigned flags) {
+  const std::lock_guard lock(mutex);
   ++counts.streams;
   return create(stream, flags);
 }
 Result destroy_stream(void*) {
+  const std::lock_guard lock(mutex);
   --counts.streams;
   return 0;
 }
@@ -236,6 +248,7 @@ __attribute__((visibility("default"))) Result cuGetProcAddress_v2(const char* na
 
 // For tests, through dlsym.
 __attribute__((visibility("default"))) void fake_cuda_counts(void* to) {
+  const std::lock_guard lock(mutex);
   std::memcpy(to, &counts, sizeof counts);
 }
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -243,14 +244,19 @@ TEST_CASE("Self-test: a device that computes nothing fails it, and nothing stays
   const char* const folder = std::getenv("LD_LIBRARY_PATH");  // where the build put the fakes
   REQUIRE(folder != nullptr);
   const std::string nvrtc = std::string(folder) + "/libfake_nvrtc.so";
-  std::vector<std::string> lines;
+  struct Log {
+    std::mutex mutex;  // kernels are compiled side by side, and each says so
+    std::vector<std::string> lines;
+  } log;
   sageattn_context_desc desc{};
   desc.backend = SAGEATTN_BACKEND_CUDA;
   desc.flags = SAGEATTN_CONTEXT_NO_DISK_CACHE;
   desc.nvrtc_path = nvrtc.c_str();
-  desc.log_user = &lines;
+  desc.log_user = &log;
   desc.log = [](void* user, int32_t, const char* message) {
-    static_cast<std::vector<std::string>*>(user)->emplace_back(message);
+    Log& self = *static_cast<Log*>(user);
+    const std::lock_guard<std::mutex> lock(self.mutex);
+    self.lines.emplace_back(message);
   };
   const auto run = [&] {
     const std::unique_ptr<Context, void (*)(Context*)> context(Context::create(desc),
@@ -284,5 +290,5 @@ TEST_CASE("Self-test: a device that computes nothing fails it, and nothing stays
   error = run();
   CHECK(error.status == SAGEATTN_E_UNSUPPORTED);
   CHECK(contains(error, "target_arch = 89"));
-  for (const std::string& line : lines) CHECK(line.find(": passed") == std::string::npos);
+  for (const std::string& line : log.lines) CHECK(line.find(": passed") == std::string::npos);
 }
