@@ -1,5 +1,6 @@
 // The `sageattn` program: attention on tensor files, accuracy reports, and what the library says
-// about the machine. It uses nothing of the library but its public header.
+// about the machine. It computes through the public header alone; `bench` looks behind it, to see each
+// launch.
 #include <cstdlib>
 #include <exception>
 #include <iostream>

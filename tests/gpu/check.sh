@@ -3,8 +3,7 @@
 #
 #   tests/gpu/check.sh [--bin DIR] [--out DIR] [STAGE...]
 #
-#   --bin DIR  take gpu_check and, if they are there, sageattn and libsageattn.so.0 from DIR instead of
-#              building them
+#   --bin DIR  take gpu_check and, if it is there, sageattn from DIR instead of building them
 #   --out DIR  where logs, the build and the kernel cache go (default: build/gpu)
 #
 # Stages, all by default: selftest checks grid shapes large memcheck racecheck. The last two run a few
@@ -105,7 +104,6 @@ if [ -z "$bin" ]; then
   bin=$out/bin
 fi
 
-export LD_LIBRARY_PATH=$bin${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 for name in "${stages[@]}"; do
   case $name in
     memcheck) sanitize memcheck ;;

@@ -16,7 +16,6 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "sageattn.h"
@@ -86,38 +85,12 @@ Options parse(Flags& flags) {
   return o;
 }
 
-class EventOwner {
- public:
-  explicit EventOwner(const cuda::Driver& api) : api_(&api) {
-    cuda::check(api, api.EventCreate(&event_, 0), "cuEventCreate");
-  }
-  EventOwner(EventOwner&& other) noexcept
-      : api_(other.api_), event_(std::exchange(other.event_, nullptr)) {}
-  EventOwner& operator=(EventOwner&&) = delete;
-  ~EventOwner() {
-    if (event_ != nullptr) api_->EventDestroy(event_);
-  }
-  void record(cuda::Stream stream) {
-    cuda::check(*api_, api_->EventRecord(event_, stream), "cuEventRecord");
-  }
-  void wait() { cuda::check(*api_, api_->EventSynchronize(event_), "cuEventSynchronize"); }
-  float ms_since(const EventOwner& start) const {
-    float ms = 0;
-    cuda::check(*api_, api_->EventElapsedTime(&ms, start.event_, event_), "cuEventElapsedTime");
-    return ms;
-  }
-
- private:
-  const cuda::Driver* api_;
-  cuda::Event event_ = nullptr;
-};
-
 // Records an event on either side of each launch.
 class Stopwatch final : public cuda::Observer {
  public:
   Stopwatch(const cuda::Driver& api, cuda::Stream stream) : api_(api), stream_(stream) {}
   void before(const std::string& kernel, int64_t blocks) override {
-    laps_.push_back({kernel, blocks, EventOwner(api_), EventOwner(api_)});
+    laps_.push_back({kernel, blocks, cuda::EventOwner(api_), cuda::EventOwner(api_)});
     laps_.back().start.record(stream_);
   }
   void after() override { laps_.back().end.record(stream_); }
@@ -126,10 +99,10 @@ class Stopwatch final : public cuda::Observer {
     double sum = 0;
     for (Lap& lap : laps_) {
       lap.end.wait();
-      const float ms = lap.end.ms_since(lap.start);
+      const double ms = lap.end.ms_since(lap.start);
       sum += ms;
       std::printf("      %-18s %10lld blocks %9.4f ms\n", lap.kernel.c_str(),
-                  static_cast<long long>(lap.blocks), static_cast<double>(ms));
+                  static_cast<long long>(lap.blocks), ms);
     }
     std::printf("      %-18s %17s %9.4f ms\n", "sum", "", sum);
   }
@@ -138,7 +111,7 @@ class Stopwatch final : public cuda::Observer {
   struct Lap {
     std::string kernel;
     int64_t blocks;
-    EventOwner start, end;
+    cuda::EventOwner start, end;
   };
   const cuda::Driver& api_;
   cuda::Stream stream_;
@@ -198,14 +171,14 @@ Timing time_one(const Options& o, sageattn_context* context, const std::string& 
     must(sageattn_execute(raw, &args, workspace.data(), workspace.size(), stream.get(), &error),
          error);
   };
-  EventOwner start(api), end(api);
+  cuda::EventOwner start(api), end(api);
   std::vector<double> times;
   for (int i = -3; i < o.repeat; ++i) {
     start.record(stream.get());
     execute();
     end.record(stream.get());
     end.wait();
-    if (i >= 0) times.push_back(static_cast<double>(end.ms_since(start)));
+    if (i >= 0) times.push_back(end.ms_since(start));
   }
   std::nth_element(times.begin(), times.begin() + static_cast<int64_t>(times.size() / 2),
                    times.end());
