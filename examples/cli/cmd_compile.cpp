@@ -280,15 +280,8 @@ Command add_compile(CLI::App& program) {
                   "GPU architectures, with commas between (default: 80,86,89,90,120)")
       ->delimiter(',')
       ->type_name("LIST");
-  const auto add_presets = [flags](const std::vector<std::string>& names) {
-    for (const std::string& name : names) {
-      flags->presets.push_back(parse_enumerant("--preset", name, kPresets));
-    }
-  };
-  app->add_option_function<std::vector<std::string>>("--preset", add_presets,
-                                                     "Presets, with commas between (default: all)")
-      ->delimiter(',')
-      ->type_name(join_names(kPresets, "|"));
+  add_enumerants_flag(*app, "--preset", "Presets, with commas between (default: all)", kPresets,
+                      flags->presets);
   app->add_option("--head-dim", flags->head_dims,
                   "Head dimensions, with commas between (default: 64,128)")
       ->delimiter(',')
