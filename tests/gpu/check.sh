@@ -98,7 +98,7 @@ if [ -z "$bin" ]; then
     exit 1
   fi
   mkdir -p "$out/bin"
-  for program in tests/gpu/gpu_check tests/gpu/gpu_bench examples/cli/sageattn; do
+  for program in tests/gpu/gpu_check examples/cli/sageattn; do
     [ ! -e "$out/build/$program" ] || ln -sf "../build/$program" "$out/bin/"
   done
   bin=$out/bin
