@@ -31,7 +31,9 @@ struct Shape {
   explicit Shape(const PlanConfig& plan);
 
   bool exact;
+  bool wgmma;           // tiles of SAGEATTN_KERNEL_WGMMA
   bool grouped;         // V is scaled or smoothed per promotion group
+  bool v_statistics;    // V's scales and means are found ahead of its tiles, not by them
   int d_tile, dv_tile;  // channels in the workspace: ptx/tile/dims.h
   int qk_row_bytes;     // of Q and K codes
   int v_row_bytes;      // V codes of one key
@@ -53,10 +55,12 @@ struct Areas {
   unsigned char *q_codes, *k_codes, *v_codes;
   float *q_scale, *k_scale, *v_scale;
   float* v_mean;
-  float* k_mean;  // null: K is not smoothed
-  float* q_mean;  // null: Q is not smoothed
-  i32* counters;  // null: EXACT
-  float* ds;      // null: Q is not smoothed
+  float* k_mean;   // null: K is not smoothed
+  float* q_mean;   // null: Q is not smoothed
+  i32* counters;   // null: EXACT; counter_count of them, to be 0 at first
+  i32* next_item;  // the last of them, attention's; null: not WGMMA
+  i64 counter_count;
+  float* ds;  // null: Q is not smoothed
 };
 
 struct Need {
