@@ -1,5 +1,5 @@
-// How a block of attention (mma.sync) divides its dynamic shared memory: for the kernels and for the host, which
-// launches them with `bytes`.
+// How a block of attention by mma.sync divides its dynamic shared memory: for the kernels and for the
+// host, which launches them with `bytes`.
 //
 // Stages: while a tile of keys is worked on, the next is copied. Two of each, but beyond 128 channels
 // one of V, and of 16-bit K too, so that a block fits in the 99 KB that sm_86, sm_89 and sm_120 have. One

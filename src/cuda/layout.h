@@ -22,7 +22,7 @@ inline constexpr int32_t kWorkspaceAlignment = 256;
 // take at most kSpareBytes in all, in the preferred one kPreferredSpareBytes. They take more only if
 // one row of ds does, one tile of queries of one head against the keys of all sequences: from some 16
 // million keys on, 4 bytes a key, where one head's copies of K and V take many times as much; or the
-// lengths of a million sequences.
+// lengths of a million sequences, or counters, one for each V group, of a V of a terabyte.
 inline constexpr int64_t kSpareBytes = int64_t{64} << 20;
 inline constexpr int64_t kPreferredSpareBytes = int64_t{1} << 30;
 
