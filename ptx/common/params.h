@@ -119,7 +119,8 @@ struct PrepareParams {
   float v_max_code;  // 448 or 2.25 (E4M3)
 };
 
-// Kernel `score_correction`, a block for each kCorrectionKeys keys of a head: dS = qbar gK^T for a run of q tiles and query heads.
+// Kernel `score_correction`: dS = qbar gK^T for a run of q tiles and query heads. A block for each
+// kCorrectionKeys keys of a head.
 struct CorrectionParams {
   Sequences sequences;
   Heads heads;

@@ -547,8 +547,8 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
       }
     }
     if (pass == 0) {
-      // Every warp finds the inverse scales of all units, 32 at a time, and keeps its own. Units whose numbers agree in the
-      // bits of `share` share a scale.
+      // Every warp finds the inverse scales of all units, 32 at a time, and keeps its own. Units whose
+      // numbers agree in the bits of `share` share a scale.
       __syncthreads();
       const int granularity = p.granularity == 1 ? 31 : p.granularity == 2 ? 24 : 0;
       const int share = is_q ? granularity : granularity & (kKGroupsPerTile - 1);
