@@ -170,7 +170,11 @@ void check_supported(const PlanConfig& plan) {
   } else {
     unsupported("pv_format", plan.pv_format, "use SAGEATTN_PV_E4M3, F16 or NONE");
   }
-  if (plan.promotion_interval != 0 && plan.promotion_interval != kBk) {
+  if (plan.kernel == SAGEATTN_KERNEL_WGMMA) {
+    if (plan.promotion_interval % plan.tile.b_k != 0) {
+      unsupported("promotion_interval", plan.promotion_interval, "use a multiple of 128");
+    }
+  } else if (plan.promotion_interval != 0 && plan.promotion_interval != plan.tile.b_k) {
     unsupported("promotion_interval", plan.promotion_interval, "use 64");
   }
 }
