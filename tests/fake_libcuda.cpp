@@ -77,7 +77,7 @@ Result device_attribute(int* value, int attribute, int) {
   *value = attribute == 75   ? cc / 10
            : attribute == 76 ? cc % 10
            : attribute == 16 ? 132
-           : attribute == 97 ? 101376
+           : attribute == 97 ? 232448
            : attribute == 13 ? 1980000
            : attribute == 38 ? 1 << 20
                              : 0;

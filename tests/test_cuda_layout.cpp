@@ -368,8 +368,8 @@ TEST_CASE("CUDA launches of wgmma: V's groups, codes in bytes, and a counter tha
     CHECK(plan.tile.b_k == 128);
     CHECK(shape.qk_row_bytes == shape.d_tile);
     CHECK(shape.q_groups == 32);
-    CHECK(plan.promotion_interval == 512);
-    CHECK(e.max_v_groups == (c.kv_len + 511) / 512);
+    CHECK(plan.promotion_interval == 1024);
+    CHECK(e.max_v_groups == (c.kv_len + 1023) / 1024);
     CHECK(areas.next_item == areas.counters + areas.counter_count - 1);
 
     Recorder recorder;
@@ -445,7 +445,6 @@ TEST_CASE("CUDA backend: what it takes, and what it says of the rest") {
 
   using Change = void (*)(sageattn_attn_desc&);
   const std::pair<const char*, Change> refused[] = {
-      {"kernel = 2", [](auto& d) { d.kernel = SAGEATTN_KERNEL_WGMMA; }},
       {"qk_format = 4", [](auto& d) { d.qk_format = SAGEATTN_QK_E4M3; }},
       {"qk_granularity = 4", [](auto& d) { d.qk_granularity = SAGEATTN_GRANULARITY_PER_TOKEN; }},
       {"qk_granularity = 5", [](auto& d) { d.qk_granularity = SAGEATTN_GRANULARITY_PER_TENSOR; }},
@@ -459,7 +458,12 @@ TEST_CASE("CUDA backend: what it takes, and what it says of the rest") {
          d.smooth_v = SAGEATTN_SMOOTH_V_OFF;
        }},
       {"v_scale = 1", [](auto& d) { d.v_scale = SAGEATTN_V_SCALE_CHANNEL; }},
-      {"promotion_interval = 512", [](auto& d) { d.promotion_interval = 512; }},
+      {"promotion_interval = 64", [](auto& d) { d.promotion_interval = 64; }},
+      {"promotion_interval = 512",
+       [](auto& d) {
+         d.kernel = SAGEATTN_KERNEL_MMA_SYNC;
+         d.promotion_interval = 512;
+       }},
       {"head_dim = 192", [](auto& d) { d.head_dim = 192; }},
       {"pv_model = 2", [](auto& d) { d.pv_model = SAGEATTN_PV_MODEL_HMMA; }},
       {"q_dtype = 3", [](auto& d) {
@@ -485,7 +489,8 @@ TEST_CASE("CUDA kernels: every request of a supported plan is in kernels.def") {
       INFO(c.name << ": " << use.name);
       CHECK_NOTHROW(
           jit::resolve_macros(jit::find_kernel(jit::kernel_list(), use.name), use.macros));
-      CHECK(use.shared_bytes <= 101376);  // what sm_86, sm_89 and sm_120 have
+      // What sm_86, sm_89 and sm_120 have, and sm_90.
+      CHECK(use.shared_bytes <= (use.name == "attn_sm90a" ? 232448 : 101376));
       CHECK(use.threads % 32 == 0);
     }
   }
