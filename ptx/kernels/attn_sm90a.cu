@@ -241,7 +241,7 @@ __device__ __forceinline__ void finish_scores(const AttnParams& p, const Work<1>
 
 // Normalises and writes a warp's 16 rows, turned round in shared memory of its own.
 __device__ __forceinline__ void write_rows(const AttnParams& p, const Work<1>& work,
-                                           const float (&max)[2], const float (&sum)[2],
+                                           const float (&maxima)[2], const float (&sum)[2],
                                            float (&o)[kDv / 2], unsigned char* stage) {
   constexpr int kPitch = kDv * 2 + 16;  // bytes a row: no bank conflicts
   static_assert(16 * kPitch <= kBlock.o_bytes / 4);
@@ -263,7 +263,7 @@ __device__ __forceinline__ void write_rows(const AttnParams& p, const Work<1>& w
     if (p.lse == nullptr || lane % 4 != 0 || row >= rows) continue;
     float& lse =
         p.lse[work.batch * p.lse_batch + work.head * p.lse_head + (token + row) * p.lse_token];
-    const float base2 = max[h] + (log2_approx(sum[h]) - kPLog2);
+    const float base2 = maxima[h] + (log2_approx(sum[h]) - kPLog2);
     lse = empty ? -infinity() : fmaf(base2, 0.693147180559945f, p.lse_biased ? lse : 0.0f);
   }
   // fp32 rows are twice as long: half of the channels at a time.

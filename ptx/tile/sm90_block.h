@@ -47,5 +47,7 @@ struct Sm90Block {
     bytes = stages + kStages * stage_bytes;
   }
 };
+static_assert(Sm90Block::kWarpgroups * Sm90Block::kComputeRegisters + Sm90Block::kLoadRegisters <=
+              65536 / 128);
 
 }  // namespace sageattn
