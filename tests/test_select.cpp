@@ -146,6 +146,14 @@ TEST_CASE("kernel AUTO") {
   desc.pv_model = SAGEATTN_PV_MODEL_QMMA13;
   CHECK(resolve(desc, 90).pv_model == SAGEATTN_PV_MODEL_QMMA13);
 
+  // So is it where the accumulator asked for is not of wgmma, fp32 on a GPU included.
+  desc = make_desc(SAGEATTN_PRESET_AUTO, 64);
+  desc.pv_accum = SAGEATTN_PV_ACCUM_F16;
+  CHECK(resolve(desc, 90).pv_format == SAGEATTN_PV_F16);
+  desc.pv_accum = SAGEATTN_PV_ACCUM_F32;
+  CHECK(resolve(desc, 90).pv_format == SAGEATTN_PV_E4M3);
+  CHECK(sageattn::check_attn_desc(desc, SAGEATTN_BACKEND_CUDA, 90).pv_format == SAGEATTN_PV_F16);
+
   // What only the CPU backend computes follows the tiles of the arch's own kernel.
   const auto variant = [](void (*change)(sageattn_attn_desc&)) {
     sageattn_attn_desc changed = make_desc(SAGEATTN_PRESET_AUTO, 128);

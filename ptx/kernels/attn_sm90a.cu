@@ -43,6 +43,9 @@ __device__ __forceinline__ bool is_busy(const Work<1>& work) {
   return work.first_key_tile < work.end_key_tile;
 }
 
+// Static shared memory is padded to a kilobyte; 227 are what a block can have.
+static_assert(2 * sizeof(Item) + sizeof(i32) <= 1024 && kBlock.bytes + 1024 <= 227 * 1024);
+
 struct Barriers {
   unsigned at;
 
@@ -64,7 +67,7 @@ struct Barriers {
     }
     for (int i = 0; i < 2; ++i) {
       barrier_init(found(i), 1);
-      barrier_init(done(i), kWarpgroups * 4);
+      barrier_init(done(i), kWarpgroups * 4 + 1);  // warps that compute, and load_keys
     }
     for (int i = 0; i < kWarpgroups; ++i) {
       barrier_init(q_full(i), 1);
@@ -92,8 +95,9 @@ __device__ __forceinline__ void find_items(const AttnParams& p, const Barriers& 
     if (lane < kWarpgroups && !last) {
       // Later tiles see more keys under a causal mask: longest first.
       Work<1>& work = item.works[lane];
-      work.find(*anew, static_cast<unsigned>(at / runs),
-                (runs - 1 - at % runs) * kWarpgroups + static_cast<i32>(lane));
+      const i32 in_run = (runs - 1 - at % runs) * kWarpgroups + static_cast<i32>(lane);
+      work.find(*anew, static_cast<unsigned>(at / runs), in_run);
+      if (in_run >= anew->q_tile_count) work.rows = 0;  // another launch's
       if (work.rows <= 0 || work.sequence.bad) work.first_key_tile = work.end_key_tile = 0;
     }
     __syncwarp();
@@ -182,6 +186,7 @@ __device__ __forceinline__ void load_keys(const AttnParams& p, const Barriers& b
         }
       }
     }
+    barrier_arrive(barriers.done(n));
   }
 }
 
@@ -253,11 +258,11 @@ __device__ __forceinline__ void write_rows(const AttnParams& p, const Work<1>& w
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const bool empty = sum[h] == 0.0f;
-    const float inverse = empty ? 0.0f : 1.0f / sum[h];
+    const float inverse = 1.0f / sum[h];
 #pragma unroll
     for (int i = 0; i < kDv / 2; i += 4) {
-      o[i + 2 * h] *= inverse;
-      o[i + 2 * h + 1] *= inverse;
+      o[i + 2 * h] = empty ? 0.0f : o[i + 2 * h] * inverse;
+      o[i + 2 * h + 1] = empty ? 0.0f : o[i + 2 * h + 1] * inverse;
     }
     const i32 row = lane / 4 + 8 * h;
     if (p.lse == nullptr || lane % 4 != 0 || row >= rows) continue;
@@ -411,7 +416,8 @@ __device__ __forceinline__ void attend(const AttnParams& p, const Barriers& barr
       }
       if (!SMOOTH_Q) {
 #pragma unroll
-        for (int i = 0; i < kScores; ++i) s[i] -= kMagic;
+        for (int i = 0; i < kScores; ++i)
+          s[i] = static_cast<int>(static_cast<unsigned>(s[i]) - kMagic);
       }
     }
     factor = integers ? f : 1.0f;

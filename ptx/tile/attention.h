@@ -517,10 +517,11 @@ __device__ __forceinline__ void store_rows(const AttnParams& p, const Work<kMt>&
         if (row >= work.rows) break;
         const float* from = stage + r * kStage.pitch;
         const float4 y = *reinterpret_cast<const float4*>(from + column);
-        const float seen = from[kStage.columns];  // 0: the row saw no key
+        // A row that saw no key is 0, whatever V's scales and means are.
+        const bool seen = from[kStage.columns] != 0.0f;
         const float x[4] = {
-            fmaf(y.x, scale[0], seen * mean[0]), fmaf(y.y, scale[1], seen * mean[1]),
-            fmaf(y.z, scale[2], seen * mean[2]), fmaf(y.w, scale[3], seen * mean[3])};
+            seen ? fmaf(y.x, scale[0], mean[0]) : 0.0f, seen ? fmaf(y.y, scale[1], mean[1]) : 0.0f,
+            seen ? fmaf(y.z, scale[2], mean[2]) : 0.0f, seen ? fmaf(y.w, scale[3], mean[3]) : 0.0f};
         const i64 token = work.sequence.q_start + first_row + row;
         store_out_4(p.out, token_offset(p.out, work.batch, token, work.head), c, x);
       }

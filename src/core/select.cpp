@@ -27,7 +27,10 @@ int32_t resolve_pv_format(const sageattn_attn_desc& desc, const PlanConfig& plan
   if (plan.qk_format == SAGEATTN_QK_NONE) return SAGEATTN_PV_NONE;
   // Above kFastHeadDim there is no WGMMA kernel, and on sm_90 the E4M3 mma.sync is emulated: FP16
   // is faster there, and more accurate. sm_120 runs E4M3, but has not been measured.
-  const bool wgmma = desc.kernel != SAGEATTN_KERNEL_MMA_SYNC;
+  // fp16 accumulators are of mma.sync; fp32 ones for E4M3 are of the CPU backend.
+  const bool wgmma =
+      desc.kernel != SAGEATTN_KERNEL_MMA_SYNC && desc.pv_accum != SAGEATTN_PV_ACCUM_F16 &&
+      (plan.backend != SAGEATTN_BACKEND_CUDA || desc.pv_accum != SAGEATTN_PV_ACCUM_F32);
   const bool fast = plan.arch == 89 || (plan.arch == 90 && wgmma);
   return fast && std::max(plan.head_dim, plan.head_dim_v) <= kFastHeadDim ? SAGEATTN_PV_E4M3
                                                                           : SAGEATTN_PV_F16;
