@@ -11,9 +11,9 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
 #include <memory>
+#include <string_view>
 #include <thread>
 
 #include "include/sageattn.h"
@@ -37,6 +37,24 @@ std::string environment(const char* name) {
 }
 
 std::string file_name(const Digest& key) { return to_hex(key) + kSuffix; }
+
+// Names of publish(), `<64 hex digits>.kernel.<number>.tmp`: the folder may hold other people's
+// files.
+bool is_temporary(std::string_view name) {
+  const auto take = [&](std::string_view characters, size_t count) {
+    const size_t length = std::min(name.find_first_not_of(characters), name.size());
+    if (length == 0 || (count != 0 && length != count)) return false;
+    name.remove_prefix(length);
+    return true;
+  };
+  const auto take_text = [&](std::string_view text) {
+    if (!name.starts_with(text)) return false;
+    name.remove_prefix(text.size());
+    return true;
+  };
+  return take("0123456789abcdef", 2 * sizeof(Digest)) && take_text(kSuffix) && take_text(".") &&
+         take("0123456789", 0) && name == kTemporary;
+}
 
 uint64_t random_number() {
   uint8_t bytes[8] = {};
@@ -249,9 +267,7 @@ void DiskCache::remove_leftovers() {
   }
   const time_t now = ::time(nullptr);
   while (const dirent* item = ::readdir(folder.get())) {
-    const size_t length = std::strlen(item->d_name);
-    const size_t suffix = sizeof kTemporary - 1;
-    if (length <= suffix || std::strcmp(item->d_name + length - suffix, kTemporary) != 0) continue;
+    if (!is_temporary(item->d_name)) continue;
     struct stat info;
     if (::fstatat(again.get(), item->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
     if (S_ISREG(info.st_mode) && now - info.st_mtime > kLeftoverAge) {
