@@ -84,7 +84,16 @@ TEST_CASE("Driver: missing, too old, incomplete, without devices") {
     error = error_of([] { cuda::load_driver("libcuda.so.1"); });
     CHECK(error.status == SAGEATTN_E_DRIVER_TOO_OLD);
     CHECK(contains(error, "CUDA 11.4"));
+    CHECK(contains(error, "/libcuda.so.1"));  // where it is
     CHECK(contains(error, "CUDA 11.8 or newer"));
+  }
+  {
+    const Setting stub("FAKE_CUDA_MISSING", "all");
+    error = error_of([] { cuda::load_driver("libcuda.so.1"); });
+    INFO(error.message);
+    CHECK(error.status == SAGEATTN_E_NO_DEVICE);
+    CHECK(contains(error, "/libcuda.so.1 is not a CUDA driver"));
+    CHECK(contains(error, "stub"));
   }
   {
     const Setting missing("FAKE_CUDA_MISSING", "cuLaunchKernelEx");

@@ -61,10 +61,13 @@ TEST_CASE("disk cache: choice of the folder") {
     INFO(row.expected);
     CHECK(choose_cache_dir(row.cache_dir) == row.expected);
     if (row.expected[0] == '\0') {
-      DiskCache cache(row.cache_dir, Mode::kReadWrite, {}, {});
+      Lines lines;
+      DiskCache cache(row.cache_dir, Mode::kReadWrite, lines.log(), {});
       cache.store(kCode.key(), kCode);
       CHECK_FALSE(holds(cache));
       CHECK(contains(cache.state(), "off (no folder"));
+      CHECK(lines.count() == 1);
+      CHECK(contains(lines.text(), "kernel cache off: no folder"));
     }
   }
 }
@@ -182,6 +185,9 @@ TEST_CASE("disk cache: bad entries are misses, logged once, and replaced") {
   check("holds another kernel");
   write_file(path, Bytes(3000, 'x'));
   check("is not a kernel");
+  write_file(path, good);
+  REQUIRE(::chmod(path.c_str(), 0602) == 0);
+  check("cannot be trusted: others may write to it");
   fs::remove(path);
   fs::create_symlink("/dev/zero", path);
   check("");
@@ -247,10 +253,14 @@ TEST_CASE("disk cache: a claim is waited for, and given up with its holder") {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     cache.store(kCode.key(), kCode);  // and still holds the claim
   });
-  DiskCache second(folder.path(), Mode::kReadWrite, {}, {});
+  Lines lines;
+  DiskCache second(folder.path(), Mode::kReadWrite, lines.log(), {});
   FileDescriptor none;
   const auto found = second.load_or_claim(kCode.key(), kCode.text, none);
   worker.join();
+  CHECK(lines.count() == 1);
+  CHECK(contains(lines.text(), "waiting up to 120 s"));
+  CHECK(contains(lines.text(), entry_path(folder)));
   CHECK(found);
   CHECK(std::chrono::steady_clock::now() - started >= std::chrono::milliseconds(100));
 

@@ -106,12 +106,12 @@ DiskCache::DiskCache(std::string cache_dir, Mode mode, Log log,
       log_(std::move(log)),
       bad_builds_(bad_builds) {}
 
-void DiskCache::log_once(const std::string& line) {
+void DiskCache::log_once(const std::string& line, int32_t level) {
   {
     const std::lock_guard lock(mutex_);
     if (!logged_.insert(line).second) return;
   }
-  if (log_) log_(SAGEATTN_LOG_WARNING, line);
+  if (log_) log_(level, line);
 }
 
 void DiskCache::open_once() {
@@ -122,9 +122,7 @@ void DiskCache::open_once() {
   path_ = choose_cache_dir(cache_dir_);
   if (path_.empty()) {
     off_ = "no folder: neither cache_dir, $SAGEATTN_CACHE_DIR, $XDG_CACHE_HOME nor $HOME";
-    return;
-  }
-  if (mode_ == Mode::kReadWrite && !make_folders(path_)) {
+  } else if (mode_ == Mode::kReadWrite && !make_folders(path_)) {
     off_ = path_ + " cannot be made: " + error_text(errno);
   } else {
     // What is checked is what is used: entries are reached through this descriptor, so that nobody
@@ -176,7 +174,7 @@ std::optional<KernelCode> DiskCache::load(const Digest& key, const std::string& 
   if (::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
     reason = "is not a file";
   } else if (const std::string fault = distrust(file.get()); !fault.empty()) {
-    reason = "is not used: " + fault;
+    reason = "cannot be trusted: " + fault;
   } else if (!read_all(file.get(), kMaxFile, bytes)) {
     reason = "cannot be read: " + error_text(errno);
   } else if (const char* damage = read_entry(bytes, code, used)) {
@@ -222,6 +220,10 @@ std::optional<KernelCode> DiskCache::load_or_claim(const Digest& key, const std:
     // After the claim: whoever held it before may have published.
     if (std::optional<KernelCode> code = load(key, text)) return code;
     if (claimed || std::chrono::steady_clock::now() > deadline) return std::nullopt;
+    // Where the holder is stuck, this is all that tells why a plan takes so long.
+    log_once("kernel cache: waiting up to " + std::to_string(kPatience.count()) +
+                 " s for another process or context to compile " + path_ + "/" + file_name(key),
+             SAGEATTN_LOG_INFO);
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::milliseconds(20));
   }
