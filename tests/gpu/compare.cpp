@@ -65,7 +65,8 @@ Tolerance tolerance_of(const sageattn_plan_info& info, const Problem& p, const L
 bool same_value(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 // M of compare.h for every output, in fp32. Unsmoothed, |V| has the codes of V but for their signs.
-Tensor magnitude_of(const Problem& p, const Numerics& numerics, const Data& data) {
+Tensor magnitude_of(const Problem& p, const Numerics& numerics, const Data& data,
+                    const Lengths& hostile) {
   Problem positive = p;
   positive.out_dtype = SAGEATTN_F32;
   Numerics unsmoothed = numerics;
@@ -76,9 +77,19 @@ Tensor magnitude_of(const Problem& p, const Numerics& numerics, const Data& data
   }
   const PlanResult plan = make_plan(shared_context(numerics.arch, 1), positive, unsmoothed);
   if (plan.status != SAGEATTN_OK) throw std::runtime_error("sum p |v|: " + plan.message);
-  Buffers buffers = make_buffers(positive, absolute);
+  Buffers buffers = make_buffers(positive, absolute, hostile);
   buffers.out.image = run_cpu(positive, buffers, plan).out;
   return buffers.out;
+}
+
+// All sequences as one: with hostile lengths any of them may stand in another's rows.
+LiteralInput all_of(const Data& data) {
+  LiteralInput all;
+  for (const LiteralInput& sequence : data) {
+    all.q.insert(all.q.end(), sequence.q.begin(), sequence.q.end());
+    all.k.insert(all.k.end(), sequence.k.begin(), sequence.k.end());
+  }
+  return all;
 }
 
 // Rows of the sequence in both images; empty, or what is wrong.
@@ -208,26 +219,24 @@ CaseReport check_case(const Gpu& gpu, const Problem& p, const Numerics& numerics
     if (!codes.message.empty()) return failed(codes.message);
   }
 
+  const Tensor magnitudes = magnitude_of(p, same, data, hostile);
+  const bool varlen = p.batch_mode == SAGEATTN_BATCH_VARLEN;
   const bool hostile_lengths = !hostile.cu_q.empty() || !hostile.cu_kv.empty();
-  // With nonsense lengths a good sequence may stand anywhere: only status, NaN and what was touched
-  // are compared.
-  if (!hostile_lengths) {
-    const Tensor magnitudes = magnitude_of(p, same, data);
-    const std::vector<int32_t> cu_q = cumulative(p.qo_lens, p.gap);
-    for (int b = 0; b < p.batch(); ++b) {
-      const auto n = static_cast<size_t>(b);
-      const int64_t start = p.batch_mode == SAGEATTN_BATCH_VARLEN ? cu_q[n] : 0;
-      const std::string message =
-          compare_rows(p, buffers, got, want, b, start, p.qo_lens[n], magnitudes,
-                       tolerance_of(plan.info, p, data[n]), report.worst);
-      if (!message.empty()) return failed(message);
-    }
-  } else {
-    for (size_t i = 0; i < want.out.size(); i += static_cast<size_t>(dtype_size(p.out_dtype))) {
-      if (std::isnan(load(&got.out[i], p.out_dtype)) !=
-          std::isnan(load(&want.out[i], p.out_dtype))) {
-        return failed("out: NaN at different places, byte " + std::to_string(i));
-      }
+  for (int b = 0; b < p.batch(); ++b) {
+    const auto n = static_cast<size_t>(b);
+    // Of a sequence with nonsense lengths only NaN is compared, below.
+    if (hostile_lengths && got.words[n + 1] != SAGEATTN_SEQUENCE_OK) continue;
+    const int64_t start = varlen ? buffers.cu_q[n] : 0;
+    const int64_t rows = varlen ? buffers.cu_q[n + 1] - start : p.qo_lens[n];
+    const Tolerance t = tolerance_of(plan.info, p, hostile_lengths ? all_of(data) : data[n]);
+    const std::string message =
+        compare_rows(p, buffers, got, want, b, start, rows, magnitudes, t, report.worst);
+    if (!message.empty()) return failed(message);
+  }
+  for (size_t i = 0; hostile_lengths && i < want.out.size();
+       i += static_cast<size_t>(dtype_size(p.out_dtype))) {
+    if (std::isnan(load(&got.out[i], p.out_dtype)) != std::isnan(load(&want.out[i], p.out_dtype))) {
+      return failed("out: NaN at different places, byte " + std::to_string(i));
     }
   }
   return report;
