@@ -127,7 +127,8 @@ constexpr DescOption kDescOptions[] = {
      {},
      &Desc::promotion_interval,
      &Info::promotion_interval},
-    {"kernel", "Kernel family to emulate", kKernels, &Desc::kernel, &Info::kernel},
+    {"kernel", "Kernel family to run, or to emulate on the CPU", kKernels, &Desc::kernel,
+     &Info::kernel},
     {"pv_model", "Model of FP8 accumulation", kPvModels, &Desc::pv_model, &Info::pv_model},
 };
 
