@@ -24,6 +24,7 @@ struct Case {
   int32_t preset, arch;
   int32_t head_dim, head_dim_v, qo_heads, kv_heads, batch, qo_len, kv_len;
   bool varlen;
+  int32_t kernel = SAGEATTN_KERNEL_AUTO;
 };
 
 const Case kCases[] = {
@@ -41,6 +42,11 @@ const Case kCases[] = {
     {"4b longest", SAGEATTN_PRESET_SAGE2_4B, 89, 64, 64, 1, 1, 1, 1 << 22, 1 << 22, false},
     {"packed", SAGEATTN_PRESET_SAGE2_8B, 89, 128, 128, 8, 4, 50, 2000, 3000, true},
     {"packed 4b", SAGEATTN_PRESET_SAGE2_4B, 89, 64, 64, 8, 4, 7, 300, 300, true},
+    // check_supported refuses these as yet.
+    {"wgmma", SAGEATTN_PRESET_SAGE2_8B, 90, 128, 128, 32, 8, 2, 1000, 3000, false,
+     SAGEATTN_KERNEL_WGMMA},
+    {"packed wgmma 4b", SAGEATTN_PRESET_SAGE2_4B, 90, 64, 64, 8, 4, 7, 300, 3000, true,
+     SAGEATTN_KERNEL_WGMMA},
 };
 
 sageattn_attn_desc desc_of(const Case& c) {
@@ -53,6 +59,7 @@ sageattn_attn_desc desc_of(const Case& c) {
   desc.max_batch = c.batch;
   desc.max_qo_len = c.qo_len;
   desc.max_kv_len = c.kv_len;
+  desc.kernel = c.kernel;
   if (c.varlen) {
     desc.batch_mode = SAGEATTN_BATCH_VARLEN;
     desc.max_total_qo = int64_t{c.batch} * c.qo_len / 3;
@@ -87,13 +94,15 @@ std::vector<std::pair<const void*, int64_t>> pieces(const PlanConfig& plan, cons
   const int64_t q_tiles = e.q_tiles * plan.num_qo_heads, k_tiles = e.k_tiles * plan.num_kv_heads;
   const int64_t v_rows = e.v_groups * plan.num_kv_heads;
   return {{a.sequences, e.batch * int64_t{sizeof(SequenceEntry)}},
-          {a.counters, e.batch * plan.num_kv_heads * int64_t{sizeof(int32_t)}},
+          // Of K, of V, and attention's.
+          {a.counters,
+           (e.batch * plan.num_kv_heads + (s.v_statistics ? v_rows : 0) + (s.wgmma ? 1 : 0)) * 4},
           {a.q_codes, q_tiles * plan.tile.b_q * s.qk_row_bytes},
           {a.k_codes, k_tiles * plan.tile.b_k * s.qk_row_bytes},
           {a.v_codes, k_tiles * plan.tile.b_k * s.v_row_bytes},
           {a.q_scale, q_tiles * 32 * 4},
           {a.k_scale, k_tiles * 4 * 4},
-          {a.v_scale, v_rows * s.dv_tile * 4 * (s.grouped ? 1 : 2)},
+          {a.v_scale, v_rows * s.dv_tile * 4 * (s.v_statistics ? 2 : 1)},
           {a.v_mean, v_rows * s.dv_tile * 4},
           {a.k_mean, e.batch * plan.num_kv_heads * s.d_tile * 4},
           {a.q_mean, q_tiles * s.d_tile * 4}};
@@ -106,9 +115,13 @@ struct Recorder final : cuda::Sink {
     AttnParams attention;
     CorrectionParams correction;
     PrepareParams prepare;
+    SequencesParams sequences;
   };
   void launch(cuda::Kernel kernel, int64_t blocks, const void* params) override {
-    Entry entry{kernel, blocks, {}, {}, {}};
+    Entry entry{kernel, blocks, {}, {}, {}, {}};
+    if (kernel == cuda::Kernel::kSequences) {
+      std::memcpy(&entry.sequences, params, sizeof entry.sequences);
+    }
     if (kernel == cuda::Kernel::kAttention) {
       std::memcpy(&entry.attention, params, sizeof entry.attention);
     }
@@ -186,7 +199,7 @@ static int64_t bytes_of_copies(const PlanConfig& plan) {
                   k_tiles * plan.tile.b_k * (s.qk_row_bytes + s.v_row_bytes);
   if (s.exact) return bytes;
   bytes += q_tiles * 32 * 4 + k_tiles * 4 * 4;
-  bytes += e.v_groups * plan.num_kv_heads * s.dv_tile * 4 * (s.grouped ? 2 : 3);
+  bytes += e.v_groups * plan.num_kv_heads * s.dv_tile * 4 * (s.v_statistics ? 3 : 2);
   if (plan.smooth_k == SAGEATTN_SMOOTH_ON) {
     bytes += int64_t{plan.max_batch} * plan.num_kv_heads * s.d_tile * 4;
   }
@@ -336,6 +349,48 @@ TEST_CASE("CUDA launches: each tile of each head once, in runs that fit") {
       CHECK(blocks == e.batch * e.max_q_tiles * plan.num_qo_heads);
       if (bytes == need.preferred_bytes) {
         CHECK(cuda::static_info(plan).launches == static_cast<int>(recorder.entries.size()));
+      }
+    }
+  }
+}
+
+TEST_CASE("CUDA launches of wgmma: V's groups, codes in bytes, and a counter that is cleared") {
+  for (const Case& c : kCases) {
+    INFO(c.name);
+    const PlanConfig plan = plan_of(c);
+    const cuda::Shape shape(plan);
+    CHECK(shape.wgmma == (plan.kernel == SAGEATTN_KERNEL_WGMMA));
+    const Launch launch = launch_of(plan, cuda::need_of(plan).min_bytes);
+    const cuda::Extent e = cuda::extent_of(plan, launch);
+    const cuda::Areas areas = cuda::carve(plan, e, launch.workspace);
+    CHECK((areas.next_item != nullptr) == shape.wgmma);
+    if (!shape.wgmma) continue;
+    CHECK(plan.tile.b_k == 128);
+    CHECK(shape.qk_row_bytes == shape.d_tile);
+    CHECK(shape.q_groups == 32);
+    CHECK(plan.promotion_interval == 512);
+    CHECK(e.max_v_groups == (c.kv_len + 511) / 512);
+    CHECK(areas.next_item == areas.counters + areas.counter_count - 1);
+
+    Recorder recorder;
+    cuda::enumerate_launches(plan, launch, recorder);
+    // Counters are cleared first, attention's again with each correction.
+    REQUIRE(recorder.entries.front().kernel == cuda::Kernel::kSequences);
+    CHECK(recorder.entries.front().sequences.counters == areas.counters);
+    CHECK(recorder.entries.front().sequences.counter_count == areas.counter_count);
+    for (const Recorder::Entry& entry : recorder.entries) {
+      if (entry.kernel == cuda::Kernel::kPrepare) {
+        CHECK(entry.prepare.v_group == plan.promotion_interval);
+        CHECK(entry.prepare.stats_tasks == 32);
+        CHECK(entry.prepare.qk_max_code == (plan.qk_format == SAGEATTN_QK_I4 ? 7.0f : 127.0f));
+        // A tile of K, one of V, or two of queries.
+        const int64_t tiles =
+            2 * e.max_k_tiles + plan.num_qo_heads / plan.num_kv_heads * ((e.max_q_tiles + 1) / 2);
+        CHECK(entry.blocks == e.batch * plan.num_kv_heads * (32 + tiles));
+      }
+      if (entry.kernel == cuda::Kernel::kCorrection) {
+        CHECK(entry.correction.next_item == areas.next_item);
+        CHECK(entry.blocks == e.batch * entry.correction.head_count * e.max_k_tiles * 2);
       }
     }
   }

@@ -18,8 +18,8 @@
 //   k_scale   [kv head][k tile][4]
 //   v_codes   16-bit [kv head][k tile][b_k][dv_tile]
 //             E4M3   [kv head][k tile][dv_tile][b_k], tokens in the order of v_token_slot
-//   v_scale, v_mean  [kv head][v group, or sequence][dv_tile]; behind v_scale of sequences follow as
-//                    many inverse scales
+//   v_scale, v_mean  [kv head][v group, or sequence][dv_tile]; where statistics go before the tiles (V
+//                    of sequences, and every V of wgmma), as many inverse scales follow v_scale
 //   k_mean           [kv head][sequence][d_tile]
 // Coarser granularities store the same value for every group they cover, so that attention kernels
 // know per-thread groups only. EXACT: codes are the 16-bit values, there are no scales.
@@ -37,6 +37,7 @@ inline constexpr i32 kFolded =
 inline constexpr i32 kIrregularQ = 1, kIrregularK = 2, kIrregularV = 4;
 inline constexpr i32 kPrepareThreads = 128;
 inline constexpr i32 kCorrectionThreads = 256;
+inline constexpr i32 kCorrectionKeys = 64;
 inline constexpr i32 kAttnThreads = 128;
 
 // One sequence of a launch.
@@ -83,7 +84,7 @@ struct SequencesParams {
   i32 batch, qo_len, kv_len;  // lengths: dense
   i32 max_qo_len, max_kv_len;
   i32 b_q, b_k, v_group;  // v_group: keys a V group; 0 if there is one group a sequence
-  i32* counters;          // of `prepare`; may be null
+  i32* counters;          // of `prepare` and of attention; may be null
   i32 counter_count;
 };
 
@@ -92,9 +93,11 @@ struct PrepareParams {
   Sequences sequences;
   Heads heads;
   View q, k, v;
-  i32* counters;    // [sequence][kv head]: tasks of statistics that have arrived; 0 at first
+  // Tasks of statistics that have arrived, 0 at first: of K [kv head][sequence], then of V
+  // [kv head][v group, or sequence].
+  i32* counters;
   i32 lag;          // pairs of sequence and kv head whose statistics come before the first tile
-  i32 stats_tasks;  // a pair; 0: K is not smoothed, V has no scale of the sequence
+  i32 stats_tasks;  // a pair; 0: K is not smoothed, V has no statistics ahead of tiles
   i32 stats_split;  // first kStatsTasks of K, then as many of V
   i32 irregular;    // kIrregular*: tensors that cannot be read in 16-byte pieces
   i32 smooth_q;
@@ -103,6 +106,7 @@ struct PrepareParams {
   float hadamard_norm;
   i32 product_bf16;  // qbar and gK of dS are bf16, else fp16
   float sm_scale;
+  float qk_max_code;  // 127 (INT8) or 7 (INT4)
   unsigned char *q_codes, *k_codes, *v_codes;
   float *q_scale, *k_scale;
   float* k_mean;  // null: K is not smoothed
@@ -110,12 +114,13 @@ struct PrepareParams {
   float* lse;     // receives sm_scale q . k_mean of each query; null: no LSE, or K is not smoothed
   i64 lse_batch, lse_head, lse_token;
   float *v_scale, *v_mean;
-  i32 v_group;       // keys a V group (64), whose scale and mean a tile takes; 0: of the sequence
+  i32 v_group;       // keys a V group, in whole tiles; 0: the sequence
   i32 v_smooth;      // V's mean is taken out
   float v_max_code;  // 448 or 2.25 (E4M3)
 };
 
-// Kernel `score_correction`: dS = qbar gK^T for a run of q tiles and query heads.
+// Kernel `score_correction`: dS = qbar gK^T for a run of q tiles and query heads. A block for each
+// kCorrectionKeys keys of a head.
 struct CorrectionParams {
   Sequences sequences;
   Heads heads;
@@ -128,7 +133,8 @@ struct CorrectionParams {
   i32 first_q_tile, q_tile_count;  // of each sequence
   i32 product_bf16;
   i32 irregular_k;  // K cannot be read in 16-byte pieces
-  i32 b_q;          // queries a tile
+  i32 b_q, b_k;     // queries and keys a tile
+  i32* next_item;   // attention's, to be 0 for each launch of it; may be null
 };
 
 // Attention kernels.

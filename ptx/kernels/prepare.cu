@@ -1,36 +1,39 @@
 // Q, K and V to the codes and scales that the attention kernels read, in one launch.
 //
 // Macros: HEAD_DIMS; QK_BITS 8, 4, or 16 (EXACT: packed as they are); V_BITS 8 (E4M3) or 16 (FP16, or
-// packed).
+// packed); WGMMA 1 for its tiles, with E4M3 V and codes in bytes.
 //
-// A block takes one task. Statistics of K, and of V where its scale spans the sequence, come first: of
-// 32 tasks a head, task r adds up chunks r, r + 32, .. of 64 tokens and leaves its sums where the codes
-// of chunk r will stand; the last to arrive folds the 32. (Long sequences have 32 tasks for K and 32 for
-// V.) Then a task is a tile of keys, K and V, or of
-// queries: smoothed, rotated, measured and written. Either reads its tokens into shared memory first, as
-// they are, by asynchronous copies: enough bytes are under way with few registers, and odd strides
-// matter to nothing else. Heads follow one another, a head's statistics `lag` heads before its tiles, so
-// that the second read finds its tokens in L2: memory sees K and V once.
+// A block takes one task. Statistics come first: of K, and of V where its scale spans the sequence or,
+// with wgmma, a group of several tiles. Of 32 tasks a head, task r adds up chunks r, r + 32, .. of 64
+// tokens and leaves the sums where the codes of chunk r will stand; the last to arrive folds the 32. Of
+// V's groups every chunk's sums are left so. (Long sequences have 32 tasks for K and 32 for V.) Then a task
+// is a tile of keys, K and V, or of queries: smoothed, rotated, measured and written. With wgmma, K or V
+// of a tile, or two tiles of queries. Either reads its tokens into shared memory first, as they are, by
+// asynchronous copies: enough bytes are under way with few registers, and odd strides matter to nothing
+// else. Heads follow one another, a head's statistics `lag` heads before its tiles, so that the second
+// read finds its tokens in L2: memory sees K and V once.
 //
 // A tile waits for tasks with lower block indices only, which the hardware starts first.
 //
 // Everything is computed in the order and precision of docs/numerics.md: no fused multiply-add.
 #include "ptx/arch/memory.h"
-#include "ptx/tile/attn_shared.h"
 #include "ptx/tile/groups.h"
 #include "ptx/tile/quantizer.h"
 #include "ptx/tile/rows.h"
 #include "ptx/tile/swizzle.h"
+#include "ptx/tile/tiles.h"
 
 namespace sageattn {
 namespace {
 
-constexpr int kBq = row_fragments(HeadDims{kDqk, kDv}) * 64;
-constexpr int kRowsPerWarp = kBq / 4;
+constexpr TileShape kShape = tile_shape(HeadDims{kDqk, kDv}, WGMMA != 0);
+constexpr PrepareTask kTask(HeadDims{kDqk, kDv}, WGMMA != 0);
+constexpr int kBq = kShape.b_q, kBk = kShape.b_k, kRowsPerWarp = kShape.rows_per_warp;
+constexpr bool kApart = kTask.key_tasks == 2;  // K and V of a tile
+static_assert(WGMMA == 0 || (QK_BITS == 8 && V_BITS == 8));
 constexpr int kRowBytes = kDqk * QK_BITS / 8;
 constexpr int kQBytes = kBq * kRowBytes, kKBytes = kBk * kRowBytes;
 constexpr int kVBytes = kBk * kDv * V_BITS / 8;
-constexpr int kMaxCode = QK_BITS == 4 ? 7 : 127;
 constexpr int kThreads = kPrepareThreads;
 constexpr int kWarps = kThreads / 32;
 using KRows = Rows<kDqk, kThreads>;  // of Q, too
@@ -38,18 +41,20 @@ using VRows = Rows<kDv, kThreads>;
 constexpr int kWide = kDqk > kDv ? kDqk : kDv;
 
 // Blocks an SM: as many as registers and shared memory hold where there is plenty of it; where it has
-// 100 KB, two.
+// 100 KB, two. Wgmma's tiles take a few registers more.
 constexpr bool kPlenty = __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900;
-constexpr int kBlocks = kWide > 128 ? 1 : !kPlenty ? 2 : kWide > 64 ? 6 : 7;
+constexpr int kBlocks = kWide > 128 ? 1 : !kPlenty ? 2 : kWide > 64 ? 6 - WGMMA : 7;
 
-// Tokens of K, and of V, that are staged at a time.
-constexpr int kSlots = prepare_slots(HeadDims{kDqk, kDv});
+// Chunks that are staged at a time, and what a chunk's codes take.
+constexpr int kSlots = kTask.chunks;
+constexpr int kKChunkBytes = kChunkTokens * kRowBytes;
+constexpr int kVChunkBytes = kChunkTokens * kDv * V_BITS / 8;
 
 struct alignas(16) Shared {
-  float mean[kWide];       // of a tile
-  float inverse[kDv];      // scales of V
-  unsigned v_absmax[kDv];  // as bits
-  unsigned absmax[32];     // of the units of a tile
+  float mean[kTask.q_tiles * kWide];    // of each tile
+  float inverse[kDv];                   // scales of V
+  unsigned v_absmax[kDv];               // as bits
+  unsigned absmax[32 * kTask.q_tiles];  // of the units of a task
   int last;
 };
 
@@ -63,11 +68,15 @@ __device__ __forceinline__ float absmax_of(unsigned bits) {
 struct Task {
   SequenceEntry sequence;
   i32 batch, kv_head;
-  i32* counter;  // of the pair of sequence and kv head
-  enum Kind { kStatistics, kKeys, kQueries } kind;
-  i32 index;  // of the task among the pair's statistics, or of the tile in its sequence
+  enum Kind {
+    kStatistics,
+    kKeys,
+    kValues,
+    kQueries
+  } kind;     // kKeys: and values, unless they are apart
+  i32 index;  // of the task among the pair's statistics, or of the (first) tile in its sequence
   i32 head;   // of queries
-  i64 row;    // among what each pair has one of: means, scales
+  i64 row;    // among what each pair of sequence and kv head has one of: means, scales
   i64 tile;   // in the workspace; of statistics, the pair's first
 
   // Pairs of sequence and kv head: the statistics of the first `lag`; then the tiles of pair 0 and the
@@ -77,7 +86,7 @@ struct Task {
     const unsigned stats = p.stats_tasks, heads = p.heads.kv, lag = p.lag;
     const unsigned group = static_cast<unsigned>(p.heads.qo) / heads;
     const unsigned k_tiles = p.sequences.k_tiles, q_tiles = p.sequences.q_tiles;
-    const unsigned tiles = k_tiles + group * q_tiles;
+    const unsigned tiles = kTask.tile_tasks(k_tiles, group, q_tiles);
     const unsigned pairs = p.sequences.batch * heads;
     // Blocks that only take statistics; that take either; that only write tiles.
     const unsigned alone = lag * stats, both = (pairs - lag) * (tiles + stats);
@@ -94,28 +103,43 @@ struct Task {
     batch = static_cast<i32>(pair / heads);
     kv_head = static_cast<i32>(pair % heads);
     sequence = sequence_at(p.sequences, batch);
-    counter = p.counters + pair;
     row = kv_head * p.heads.sequences + batch;
     tile = kv_head * p.heads.k_tiles + sequence.first_k_tile;
     if (at >= tiles) {
       kind = kStatistics;
       at -= tiles;
-    } else if (at < k_tiles) {
-      kind = kKeys;
+    } else if (at < kTask.key_tasks * k_tiles) {
+      kind = at < k_tiles ? kKeys : kValues;
+      if (kind == kValues) at -= k_tiles;
       tile += at;
     } else {
       kind = kQueries;
-      at -= k_tiles;
-      head = static_cast<i32>(kv_head * group + at / q_tiles);
-      at %= q_tiles;
+      at -= kTask.key_tasks * k_tiles;
+      const unsigned tasks = kTask.q_tasks(q_tiles);
+      head = static_cast<i32>(kv_head * group + at / tasks);
+      at = at % tasks * kTask.q_tiles;
       tile = head * p.heads.q_tiles + sequence.first_q_tile + at;
     }
     index = static_cast<i32>(at);
   }
 };
 
+// Which of V's scales and means a token takes: its group's or its sequence's.
+__device__ __forceinline__ i64 v_row(const PrepareParams& p, const Task& task, i32 token) {
+  return p.v_group == 0
+             ? task.row
+             : task.kv_head * p.heads.v_groups + task.sequence.first_v_group + token / p.v_group;
+}
+
+__device__ __forceinline__ i32* k_counter(const PrepareParams& p, const Task& task) {
+  return p.counters + task.row;
+}
+__device__ __forceinline__ i32* v_counter(const PrepareParams& p, i64 row) {
+  return p.counters + p.heads.kv * p.heads.sequences + row;
+}
+
 __device__ __forceinline__ unsigned slot(unsigned stage, int i, i32 dtype) {
-  return stage + i % kSlots * (kBk * kWide) * bytes_of(dtype);
+  return stage + i % kSlots * (kChunkTokens * kWide) * bytes_of(dtype);
 }
 
 // Stages up to `most` tokens from `first` on of K or V of the task's sequence and head.
@@ -132,54 +156,61 @@ __device__ __forceinline__ Rows<kDim, kThreads> stage_keys(const PrepareParams& 
 
 // ---- Statistics ----
 
-// Where a task leaves its sums; with V, the largest value and the negative of the least follow.
+// Where the sums of the pair's chunk `chunk` stand, or of a task that began with it; with V, the largest
+// value and the negative of the least follow.
 __device__ __forceinline__ float* partial_of(const PrepareParams& p, const Task& task, bool is_v,
-                                             i32 index) {
-  unsigned char* codes = is_v ? p.v_codes + task.tile * kVBytes : p.k_codes + task.tile * kKBytes;
-  return reinterpret_cast<float*>(codes +
-                                  index * ((is_v ? kVBytes : kKBytes) / (kBk / kChunkTokens)));
+                                             i32 chunk) {
+  return reinterpret_cast<float*>(
+      is_v ? p.v_codes + task.tile * kVBytes + static_cast<i64>(chunk) * kVChunkBytes
+           : p.k_codes + task.tile * kKBytes + static_cast<i64>(chunk) * kKChunkBytes);
 }
 
-// What `count` tasks left to K's mean, and to V's scale and mean.
-__device__ __forceinline__ void fold_partials(const PrepareParams& p, const Task& task, i32 count,
-                                              float* folded) {
-  const bool has_k = p.k_mean != nullptr, has_v = p.v_group == 0;
-  const int thread = static_cast<int>(threadIdx.x);
-  constexpr int kMost = kDqk + kDv, kLeast = kMost + kDv;  // in folded, behind K's sums and V's
+// What `count` tasks or chunks left for one channel, `pitch` floats apart: the sum, or the largest.
+__device__ __forceinline__ float fold_partials(float* from, i32 count, i32 pitch, bool sum) {
+  const auto join = [&](float a, float b) { return sum ? a + b : max_nan(a, b); };
+  // Lane r of 32 takes in r, r + 32, ..: more than one only in groups of more than 2048 tokens.
 #pragma unroll 1
-  for (int i = has_k ? thread : kDqk + thread; i < (has_v ? kLeast + kDv : kDqk); i += kThreads) {
-    const bool is_v = i >= kDqk, is_sum = i < kMost;
-    const float* from = partial_of(p, task, is_v, 0) + (is_v ? i - kDqk : i);
-    const i32 pitch = (is_v ? kVBytes : kKBytes) / (kBk / kChunkTokens * 4);
-    float x[kStatsTasks];
+  for (i32 i = kStatsTasks; i < count; ++i) {
+    float& lane = from[i % kStatsTasks * pitch];
+    lane = join(lane, from[static_cast<i64>(i) * pitch]);
+  }
+  const float none = sum ? 0.0f : __int_as_float(0xff800000);
+  float lanes[kStatsTasks / 2];
 #pragma unroll
-    for (int r = 0; r < kStatsTasks; ++r) {
-      x[r] = r < count ? from[r * pitch] : is_sum ? 0.0f : __int_as_float(0xff800000);
-    }
-    if (is_sum) {
-      fold<kStatsTasks>(x, [](float a, float b) { return a + b; });
-    } else {
-      fold<kStatsTasks>(x, [](float a, float b) { return max_nan(a, b); });
-    }
-    folded[i] = x[0];
+  for (int r = 0; r < kStatsTasks / 2; ++r) {
+    const int other = r + kStatsTasks / 2;
+    lanes[r] = join(r < count ? from[r * pitch] : none, other < count ? from[other * pitch] : none);
   }
-  __syncthreads();
-  const auto tokens = static_cast<float>(task.sequence.kv_len);
+  fold<kStatsTasks / 2>(lanes, join);
+  return lanes[0];
+}
+
+// To the mean of K, or scale and mean of V, of `tokens` tokens whose sums begin with those of chunk
+// `first`; row: among means and scales.
+__device__ __forceinline__ void fold_statistics(const PrepareParams& p, const Task& task, bool is_v,
+                                                i64 row, i32 first, i32 count, i32 tokens) {
 #pragma unroll 1
-  for (int c = thread; has_k && c < kDqk; c += kThreads) {
-    p.k_mean[task.row * kDqk + c] = folded[c] / tokens;
-  }
+  for (int c = static_cast<int>(threadIdx.x); c < (is_v ? kDv : kDqk); c += kThreads) {
+    float* const from = partial_of(p, task, is_v, first) + c;
+    float sum = 0.0f, most = 0.0f, least = 0.0f;
 #pragma unroll 1
-  for (int c = thread; has_v && c < kDv; c += kThreads) {
+    for (int i = is_v ? 2 : 0; i >= 0; --i) {
+      least = most, most = sum;
+      sum = fold_partials(from + i * kDv, count, (is_v ? kVChunkBytes : kKChunkBytes) / 4, i == 0);
+    }
+    const float mean = sum / static_cast<float>(tokens);
+    if (!is_v) {
+      p.k_mean[row * kDqk + c] = mean;
+      continue;
+    }
     // Subtraction rounds monotonically, so the extremes of V give those of V less its mean.
-    const float shift = p.v_smooth ? folded[kDqk + c] / tokens : 0.0f;
-    const float absmax = absmax_of(
-        max(magnitude(folded[kMost + c] - shift), magnitude(-folded[kLeast + c] - shift)));
+    const float shift = p.v_smooth ? mean : 0.0f;
+    const float absmax = absmax_of(max(magnitude(most - shift), magnitude(-least - shift)));
     const Quantizer q =
         V_BITS == 16 ? make_f16_quantizer(absmax) : make_quantizer(absmax, p.v_max_code);
-    const i64 at = task.row * kDv + c;
+    const i64 at = row * kDv + c;
     p.v_scale[at] = q.scale;
-    p.v_scale[p.heads.kv * p.heads.sequences * kDv + at] = q.inverse;
+    p.v_scale[p.heads.kv * p.heads.v_groups * kDv + at] = q.inverse;
     p.v_mean[at] = shift;
   }
 }
@@ -194,15 +225,13 @@ __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Ta
   if (lane >= chunks) return;
   const bool of_v = task.index >= kStatsTasks;
   const bool has_k = p.k_mean != nullptr && !of_v;
-  const bool has_v = p.v_group == 0 && (of_v || p.stats_split == 0);
+  const bool has_v = (kApart || p.v_group == 0) && (of_v || p.stats_split == 0);
   const bool both = has_k && has_v;
   const i32 steps = ((chunks - 1 - lane) / kStatsTasks + 1) << both;
   const auto is_v = [&](i32 step) { return both ? step % 2 != 0 : has_v; };
-  const auto first_of = [&](i32 step) {
-    return (lane + (step >> both) * kStatsTasks) * kChunkTokens;
-  };
+  const auto chunk_of = [&](i32 step) { return lane + (step >> both) * kStatsTasks; };
   const auto start = [&](i32 step) {
-    const i32 first = first_of(step);
+    const i32 first = chunk_of(step) * kChunkTokens;
     const unsigned to = slot(stage, step, p.k.dtype);
     if (step >= steps) {
       cp_async_commit();
@@ -212,68 +241,78 @@ __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Ta
       stage_keys<kDv>(p, task, true, first, kChunkTokens, L2::kLast, to);
     }
   };
-  const float2 zero = make_float2(0.0f, 0.0f);
-  float2 k_sum = zero, v_sum = zero;
-  float2 most = make_float2(__int_as_float(0xff800000), __int_as_float(0xff800000)), least = most;
+  const float2 zero = make_float2(0.0f, 0.0f),
+               none = make_float2(__int_as_float(0xff800000), __int_as_float(0xff800000));
+  float2 k_sum = zero, v_sum = zero, most = none, least = none;
 #pragma unroll 1
-  for (i32 step = -kSlots; step < steps; ++step) {
-    if (step >= 0) {
-      const unsigned from = slot(stage, step, p.k.dtype);
-      const i32 count = min(kChunkTokens, task.sequence.kv_len - first_of(step));
-      cp_async_wait<kSlots - 1>();
-      __syncthreads();
-      float2 sum;
-      if (kDqk == kDv || !is_v(step)) {
-        sum = K::chunk_sums({from, count, p.k.dtype}, 0, is_v(step), most, least);
-      } else {
-        sum = V::chunk_sums({from, count, p.k.dtype}, 0, true, most, least);
-      }
-      if (is_v(step)) {
-        v_sum = v_sum + sum;
-      } else {
-        k_sum = k_sum + sum;
-      }
-      __syncthreads();
+  for (i32 step = -kSlots; step < steps; start(step + kSlots), ++step) {
+    if (step < 0) continue;
+    const unsigned from = slot(stage, step, p.k.dtype);
+    const i32 chunk = chunk_of(step);
+    const i32 count = min(kChunkTokens, task.sequence.kv_len - chunk * kChunkTokens);
+    cp_async_wait<kSlots - 1>();
+    __syncthreads();
+    float2 sum;
+    if (kDqk == kDv || !is_v(step)) {
+      sum = K::chunk_sums({from, count, p.k.dtype}, 0, is_v(step), most, least);
+    } else {
+      sum = V::chunk_sums({from, count, p.k.dtype}, 0, true, most, least);
     }
-    start(step + kSlots);
-  }
-  if (has_k && K::sharer() == 0) {
-    *reinterpret_cast<float2*>(partial_of(p, task, false, lane) + K::channel()) = k_sum;
-  }
-  if (has_v) {
-    const auto larger = [](float2 a, float2 b) { return max_nan(a, b); };
-    most = V::across(most, larger);
-    least = V::across(least, larger);
-    if (V::sharer() == 0) {
-      float* const to = partial_of(p, task, true, lane) + V::channel();
-      *reinterpret_cast<float2*>(to) = v_sum;
-      *reinterpret_cast<float2*>(to + kDv) = most;
-      *reinterpret_cast<float2*>(to + 2 * kDv) = least;
+    const bool v = is_v(step);
+    if (v) {
+      v_sum = v_sum + sum;
+    } else {
+      k_sum = k_sum + sum;
     }
+    // Of a group each chunk leaves its sums, of a sequence each task.
+    const bool grouped = kApart && v && p.v_group != 0;
+    if (grouped || step + (1 << both) >= steps) {
+      float* const to = partial_of(p, task, v, grouped ? chunk : lane);
+      if (!v) {
+        if (K::sharer() == 0) *reinterpret_cast<float2*>(to + K::channel()) = k_sum;
+      } else {
+        const auto larger = [](float2 a, float2 b) { return max_nan(a, b); };
+        most = V::across(most, larger);
+        least = V::across(least, larger);
+        if (V::sharer() == 0) {
+          *reinterpret_cast<float2*>(to + V::channel()) = v_sum;
+          *reinterpret_cast<float2*>(to + kDv + V::channel()) = most;
+          *reinterpret_cast<float2*>(to + 2 * kDv + V::channel()) = least;
+        }
+        v_sum = zero;
+        most = least = none;
+      }
+      // The last to arrive folds.
+      const i32 first = grouped ? chunk * kChunkTokens / p.v_group * p.v_group : 0;
+      const i32 left = task.sequence.kv_len - first, tokens = grouped ? min(p.v_group, left) : left;
+      const i32 parts = (tokens + kChunkTokens - 1) / kChunkTokens;
+      const i32 arriving = grouped ? parts : min(parts, kStatsTasks);
+      const i64 row = v ? v_row(p, task, first) : task.row;
+      i32* const counter = v ? v_counter(p, row) : k_counter(p, task);
+      __syncthreads();
+      if (threadIdx.x == 0) shared.last = add_acq_rel(counter, 1) == arriving - 1;
+      __syncthreads();
+      if (shared.last) {
+        fold_statistics(p, task, v, row, first / kChunkTokens, arriving, tokens);
+        __syncthreads();
+        if (threadIdx.x == 0) add_acq_rel(counter, kFolded);
+      }
+    }
+    __syncthreads();
   }
-
-  // The last of the pair's tasks folds.
-  const i32 lanes = min(chunks, kStatsTasks), tasks = lanes << p.stats_split;
-  __syncthreads();
-  if (threadIdx.x == 0) shared.last = add_acq_rel(task.counter, 1) == tasks - 1;
-  __syncthreads();
-  if (!shared.last) return;
-  fold_partials(p, task, lanes, shared_pointer<float>(stage));
-  __syncthreads();
-  if (threadIdx.x == 0) add_acq_rel(task.counter, kFolded);
 }
 
-// Until the pair's statistics are there. The whole block.
-__device__ __forceinline__ void wait_folded(const Task& task) {
+// Until statistics are there. The whole block.
+__device__ __forceinline__ void wait_folded(const i32* counter) {
   if (threadIdx.x == 0) {
-    while (load_acquire(task.counter) < kFolded) __nanosleep(100);
+    while (load_acquire(counter) < kFolded) __nanosleep(100);
   }
   __syncthreads();
 }
 
-// Means of the channels of a tile of one or two chunks into shared.mean.
+// Means of the channels of a tile of one or two chunks.
 template <int kDim>
-__device__ __noinline__ void tile_mean(Rows<kDim, kThreads> rows, Shared& shared) {
+__device__ __noinline__ void tile_mean(Rows<kDim, kThreads> rows, float* mean) {
   using Tile = Columns<kDim, kThreads>;
   float2 unused = make_float2(0.0f, 0.0f);
   float2 sum = make_float2(0.0f, 0.0f);
@@ -283,8 +322,7 @@ __device__ __noinline__ void tile_mean(Rows<kDim, kThreads> rows, Shared& shared
   }
   if (Tile::sharer() == 0) {
     const auto count = static_cast<float>(rows.count);
-    *reinterpret_cast<float2*>(shared.mean + Tile::channel()) =
-        make_float2(sum.x / count, sum.y / count);
+    *reinterpret_cast<float2*>(mean + Tile::channel()) = make_float2(sum.x / count, sum.y / count);
   }
   __syncthreads();
 }
@@ -337,7 +375,7 @@ __device__ __forceinline__ void hadamard(float (&x)[8], int first, i32 n, float 
 
 // Codes of eight channels of a row; the whole group's inverse scale. Half to even, by adding 1.5 * 2^23,
 // which leaves the integer in the low bits. No clamp: |x| is at most the group's absmax, so the product
-// is at most kMaxCode, but for an ulp.
+// is at most qk_max_code, but for an ulp.
 __device__ __forceinline__ void store_piece(const float (&x)[8], float inverse, i32 bf16, int row,
                                             int first, unsigned char* tile) {
   if constexpr (QK_BITS == 16) {
@@ -378,7 +416,21 @@ __device__ __forceinline__ void store_piece(const float (&x)[8], float inverse, 
 constexpr int kPieces = kDqk / 8;  // threads a row
 constexpr int kWarpRows = 32 / kPieces;
 
-// sm_scale q . k_mean of each query of a tile, to where its LSE will stand.
+// The largest of kLanes lanes that stand together.
+template <int kLanes>
+__device__ __forceinline__ unsigned max_of_lanes(unsigned x) {
+  if constexpr (kLanes == 32) {
+    return __reduce_max_sync(0xffffffffu, x);
+  } else {
+#pragma unroll
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+      x = max(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    }
+    return x;
+  }
+}
+
+// sm_scale q . k_mean of each query of a task, to where its LSE will stand.
 __device__ __forceinline__ void bias_lse(const PrepareParams& p, const Task& task,
                                          const KRows& rows) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -388,7 +440,7 @@ __device__ __forceinline__ void bias_lse(const PrepareParams& p, const Task& tas
   float mean[8];
   load_8(p.k_mean + task.row * kDqk + first, mean);
 #pragma unroll 1
-  for (int row = thread / kPieces; row < kBq; row += kThreads / kPieces) {
+  for (int row = thread / kPieces; row < kTask.q_tiles * kBq; row += kThreads / kPieces) {
     float x[1][8], dot = 0.0f;
     load_8(rows.dtype, {rows.at(row, first)}, x);
 #pragma unroll
@@ -408,43 +460,58 @@ __device__ __forceinline__ void bias_lse(const PrepareParams& p, const Task& tas
 __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task& task,
                                               const KRows& rows, const float* mean_from,
                                               Shared& shared) {
-  constexpr int kUnitRows = kBq / 32;
-  constexpr int kLoads = kUnitRows / kWarpRows;
-  static_assert(kLoads * kWarpRows == kUnitRows && kBk / kUnitRows <= 32);
-  static_assert(kWarps == kKGroupsPerTile && kUnitRows * 8 == kRowsPerWarp);
-  const bool is_q = task.kind == Task::kQueries;
+  constexpr int kUnitRows = kRowsPerWarp / 8;  // a unit of Q is a group
+  constexpr int kUnitLanes = kUnitRows < kWarpRows ? kUnitRows * kPieces : 32;
+  constexpr int kUnitLoads = kUnitRows < kWarpRows ? 1 : kUnitRows / kWarpRows;
+  constexpr int kTurnRows = kDqk > 128 ? 2 : 4;  // of a warp
+  constexpr int kTurnUnits = kTurnRows / kUnitRows, kLoads = kTurnRows / kWarpRows;
+  static_assert(kLoads % kUnitLoads == 0 && kBq / kUnitRows == 32 &&
+                kBk / kUnitRows <= 32 * kTask.q_tiles);
+  static_assert(kWarps == kKGroupsPerTile);
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int first = lane % kPieces * 8;
-  const int units = is_q ? 32 : kBk / kUnitRows;
+  const bool is_q = task.kind == Task::kQueries;
+  const int units = is_q ? (rows.count + kBq - 1) / kBq * 32 : kBk / kUnitRows;
+  constexpr int kTurns = 32 / (kWarps * kTurnUnits);  // for 32 units
+  // Two tiles of queries are like one: their rows and groups follow one another.
   unsigned char* const codes =
       is_q ? p.q_codes + task.tile * kQBytes : p.k_codes + task.tile * kKBytes;
-  // Unit warp + 4 turn has the rows begin(turn) + row[]: every eighth of Q, pairs of K.
-  const auto begin = [&](int turn) {
-    return is_q ? turn / 2 * kRowsPerWarp + turn % 2 * 4 : turn * (4 * kUnitRows);
+  // Unit warp + 4 n has every eighth row of Q, or pairs of rows of K. In a turn a warp takes the units of
+  // kTurnUnits successive n, an even number or one; the thread's rows are begin(turn) + row[].
+  const auto unit_begin = [&](int n) {
+    return is_q ? n / 2 * kRowsPerWarp + n % 2 * 4 : n * (4 * kUnitRows);
+  };
+  const auto begin = [&](int turn) { return unit_begin(turn * kTurnUnits); };
+  const auto unit = [&](int turn, int load) {  // n
+    return turn * kTurnUnits + load / kUnitLoads * (32 / kUnitLanes) + lane / kUnitLanes;
   };
   int row[kLoads];
   unsigned from[kLoads];
 #pragma unroll
   for (int load = 0; load < kLoads; ++load) {
-    const int i = load * kWarpRows + lane / kPieces;
-    row[load] = is_q ? warp + 8 * i : warp * 2 + i / 2 * 8 + i % 2;
+    const int in_turn = load * kWarpRows + lane / kPieces;
+    const int n = in_turn / kUnitRows, i = in_turn % kUnitRows;
+    row[load] = unit_begin(n) + (is_q ? warp + 8 * i : warp * 2 + i / 2 * 8 + i % 2);
     from[load] = rows.at(row[load], first);
   }
-  const bool partial = rows.count < (is_q ? kBq : kBk);
+  const bool partial = rows.count < (is_q ? kTask.q_tiles * kBq : kBk);
   const i32 pitch = rows.pitch();
   float mean[8] = {};
   if (mean_from != nullptr) load_8(mean_from + first, mean);
-  float inverse = 1.0f;  // of unit `lane`
+  float inverse = 1.0f;  // of unit n = `lane` of the warp
 
 #pragma unroll 1
   for (int pass = QK_BITS == 16 ? 1 : 0; pass < 2; ++pass) {
 #pragma unroll 1
-    for (int turn = 0; turn < units / kWarps; ++turn) {
+    for (int turn = 0; turn < units / (kWarps * kTurnUnits); ++turn) {
       float x[kLoads][8];
       unsigned at[kLoads];
 #pragma unroll
       for (int load = 0; load < kLoads; ++load) at[load] = from[load] + begin(turn) * pitch;
       load_8(rows.dtype, at, x);
+      if (kTask.q_tiles > 1 && p.smooth_q && is_q && turn % kTurns == 0) {
+        load_8(mean_from + turn / kTurns * kDqk + first, mean);
+      }
       if (mean_from != nullptr) {
 #pragma unroll
         for (int load = 0; load < kLoads; ++load) subtract(x[load], mean);
@@ -460,38 +527,48 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
         }
       }
       if (pass == 0) {
-        float absmax = 0.0f;
 #pragma unroll
-        for (int load = 0; load < kLoads; ++load) {
+        for (int head = 0; head < kLoads; head += kUnitLoads) {
+          float absmax = 0.0f;
 #pragma unroll
-          for (int c = 0; c < 8; ++c) absmax = max_nan(absmax, fabsf(x[load][c]));
+          for (int load = head; load < head + kUnitLoads; ++load) {
+#pragma unroll
+            for (int c = 0; c < 8; ++c) absmax = max_nan(absmax, fabsf(x[load][c]));
+          }
+          const unsigned bits = max_of_lanes<kUnitLanes>(__float_as_uint(absmax));
+          if (lane % kUnitLanes == 0) shared.absmax[warp + kWarps * unit(turn, head)] = bits;
         }
-        const unsigned bits = __reduce_max_sync(0xffffffffu, __float_as_uint(absmax));
-        if (lane == 0) shared.absmax[warp + turn * kWarps] = bits;
       } else {
-        const float unit_inverse = __shfl_sync(0xffffffffu, inverse, warp + turn * kWarps);
 #pragma unroll
         for (int load = 0; load < kLoads; ++load) {
+          const float unit_inverse = __shfl_sync(0xffffffffu, inverse, unit(turn, load));
           store_piece(x[load], unit_inverse, p.product_bf16, begin(turn) + row[load], first, codes);
         }
       }
     }
     if (pass == 0) {
-      // Every warp finds the inverse scales of all units, one a lane. Units whose numbers agree in the
-      // bits of `share` share a scale.
+      // Every warp finds the inverse scales of all units, 32 at a time, and keeps its own. Units whose
+      // numbers agree in the bits of `share` share a scale.
       __syncthreads();
       const int granularity = p.granularity == 1 ? 31 : p.granularity == 2 ? 24 : 0;
       const int share = is_q ? granularity : granularity & (kKGroupsPerTile - 1);
-      unsigned bits = lane < units ? shared.absmax[lane] : 0u;
+#pragma unroll
+      for (int i = 0; i < kTask.q_tiles; ++i) {
+        unsigned bits = 32 * i + lane < units ? shared.absmax[32 * i + lane] : 0u;
+        // Of K, units 32 apart share a scale, too.
+        if (kTask.q_tiles > 1 && !is_q) bits = max(bits, shared.absmax[lane + 32 - 32 * i]);
 #pragma unroll 1
-      for (int bit = 1; bit < 32; bit *= 2) {
-        if ((share & bit) == 0) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, bit));
-      }
-      const Quantizer quantizer = make_quantizer(absmax_of(bits), kMaxCode);
-      inverse = quantizer.inverse;
-      if (warp == 0 && is_q) p.q_scale[task.tile * 32 + lane] = quantizer.scale;
-      if (warp == 0 && !is_q && lane < kKGroupsPerTile) {
-        p.k_scale[task.tile * kKGroupsPerTile + lane] = quantizer.scale;
+        for (int bit = 1; bit < 32; bit *= 2) {
+          if ((share & bit) == 0) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, bit));
+        }
+        const Quantizer quantizer = make_quantizer(absmax_of(bits), p.qk_max_code);
+        const float mine = __shfl_sync(0xffffffffu, quantizer.inverse, (warp + kWarps * lane) % 32);
+        if (lane / (32 / kWarps) == i) inverse = mine;
+        if (warp != i) continue;
+        if (is_q && 32 * i < units) p.q_scale[task.tile * 32 + 32 * i + lane] = quantizer.scale;
+        if (!is_q && i == 0 && lane < kKGroupsPerTile) {
+          p.k_scale[task.tile * kKGroupsPerTile + lane] = quantizer.scale;
+        }
       }
     }
   }
@@ -511,7 +588,7 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
   float inverse[8], mean[8];
   unsigned masks[4];  // of channels that are NaN or as good as 0
   if constexpr (QK_BITS != 16) {
-    const float* const inverses = p.v_scale + p.heads.kv * p.heads.sequences * kDv;
+    const float* const inverses = p.v_scale + p.heads.kv * p.heads.v_groups * kDv;
     load_8(inverses + task.row * kDv + first, inverse);
     load_8(p.v_mean + task.row * kDv + first, mean);
 #pragma unroll
@@ -548,27 +625,23 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
 }
 
 #else
-// A group of 64 tokens in E4M3, turned round: a thread takes eight channels of the four tokens that
-// stand side by side.
-__device__ __forceinline__ void write_v_group(const PrepareParams& p, const Task& task,
-                                              const VRows& rows, i32 group, Shared& shared) {
+// A tile in E4M3, turned round: a thread takes eight channels of the four tokens that stand side by side.
+__device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task, const VRows& rows,
+                                        Shared& shared) {
   constexpr int kColumns = kDv / 64;               // warps side by side, 64 channels each
   constexpr int kTokens = kWarps / kColumns * 16;  // at a time; v_token_slot keeps to 32
-  constexpr int kPiecesEach = kChunkTokens / 16;   // of a channel
+  constexpr int kPiecesEach = kBk / 16;            // of a channel
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int first = (warp % kColumns * 8 + lane % 8) * 8;
   const int quad = warp / kColumns * 4 + lane / 8;  // slots 4 quad .. 4 quad + 3
-  const bool grouped = p.v_group != 0;
-  // Where scale and mean of each channel stand: of this group or of the sequence.
-  const i64 stats = (grouped ? task.kv_head * p.heads.v_groups + task.sequence.first_v_group +
-                                   task.index * (kBk / kChunkTokens) + group
-                             : task.row) *
-                    kDv;
-  if (grouped && p.v_smooth) tile_mean<kDv>(rows, shared);
+  // Whether the tile is a group, so that scale and mean are found here.
+  const bool grouped = !kApart && p.v_group != 0;
+  const i64 stats = v_row(p, task, task.index * kBk) * kDv;
+  if (grouped && p.v_smooth) tile_mean<kDv>(rows, shared.mean);
   if (thread < kDv) {
     if (!grouped) {
       shared.mean[thread] = p.v_mean[stats + thread];
-      shared.inverse[thread] = p.v_scale[p.heads.kv * p.heads.sequences * kDv + stats + thread];
+      shared.inverse[thread] = p.v_scale[p.heads.kv * p.heads.v_groups * kDv + stats + thread];
     } else if (!p.v_smooth) {
       shared.mean[thread] = 0.0f;
     }
@@ -588,7 +661,7 @@ __device__ __forceinline__ void write_v_group(const PrepareParams& p, const Task
     load_8(shared.mean + first, mean);
     load_8(shared.inverse + first, inverse);
 #pragma unroll 1
-    for (int token = 0; token < kChunkTokens; token += kTokens) {
+    for (int token = 0; token < kBk; token += kTokens) {
 #pragma unroll 1
       for (int i = 0; i < 4; i += 2) {
         const int row = token + token_of_v_slot(quad * 4 + i);
@@ -643,71 +716,85 @@ __device__ __forceinline__ void write_v_group(const PrepareParams& p, const Task
   for (int i = thread; i < kDv * kPiecesEach; i += kThreads) {
     const int c = i / kPiecesEach, piece = i % kPiecesEach;
     const i32 token = piece * 16 / kTokens * kTokens;
-    store(p.v_codes + task.tile * kVBytes + swizzled(c, group * kPiecesEach + piece, kBk),
+    store(p.v_codes + task.tile * kVBytes + swizzled(c, piece, kBk),
           *shared_pointer<const uint4>(at(token, c) + piece * 16 % kTokens));
-  }
-}
-
-__device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task, const VRows& rows,
-                                        Shared& shared) {
-#pragma unroll 1
-  for (i32 group = 0; group < kBk / kChunkTokens; ++group) {
-    const i32 first = group * kChunkTokens;
-    write_v_group(p, task, {rows.stage + first * rows.pitch(), rows.count - first, rows.dtype},
-                  group, shared);
   }
 }
 #endif
 
 // ---- Tiles ----
 
+// V's tokens arrive while its statistics do.
+__device__ __forceinline__ void finish_v(const PrepareParams& p, const Task& task,
+                                         const VRows& rows, Shared& shared) {
+  if (QK_BITS != 16 && (kApart || p.v_group == 0)) {
+    wait_folded(v_counter(p, v_row(p, task, task.index * kBk)));
+  }
+  cp_async_wait<0>();
+  __syncthreads();
+  write_v(p, task, rows, shared);
+}
+
 __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& task, Shared& shared,
                                            unsigned stage) {
   const bool is_q = task.kind == Task::kQueries;
   const i32 size = is_q ? kBq : kBk;
   const i32 begin = task.index * size;
-  const i32 count = min(size, (is_q ? task.sequence.qo_len : task.sequence.kv_len) - begin);
+  const i32 count = min(is_q ? kTask.q_tiles * kBq : kBk,
+                        (is_q ? task.sequence.qo_len : task.sequence.kv_len) - begin);
   if (count <= 0 || task.sequence.kv_len <= 0) return;
-  KRows rows;
   VRows v_rows;
+  const auto stage_v = [&](unsigned to) {
+    v_rows = stage_keys<kDv>(p, task, true, begin, kBk, L2::kFirst, to);
+  };
+  if (kApart && task.kind == Task::kValues) {
+    stage_v(stage);
+    finish_v(p, task, v_rows, shared);
+    return;
+  }
+  KRows rows;
   const float* mean = nullptr;
   if (is_q) {
     rows = {stage, count, p.q.dtype};
     stage_rows<kDqk, kThreads>(p.q, (p.irregular & kIrregularQ) != 0, task.batch,
                                task.sequence.q_start + begin, task.head, count, L2::kFirst, stage);
-    if (p.lse != nullptr) wait_folded(task);
+    if (p.lse != nullptr) wait_folded(k_counter(p, task));
     cp_async_wait<0>();
     __syncthreads();
     if (p.lse != nullptr) bias_lse(p, task, rows);
     if (p.smooth_q) {
-      tile_mean<kDqk>(rows, shared);
       mean = shared.mean;
 #pragma unroll 1
-      for (int c = static_cast<int>(threadIdx.x); c < kDqk; c += kThreads) {
-        shared.mean[c] = round_product(shared.mean[c], p.product_bf16);
-        p.q_mean[task.tile * kDqk + c] = shared.mean[c];
+      for (i32 row = 0; row < count; row += kBq) {
+        tile_mean<kDqk>({rows.stage + row * rows.pitch(), min(kBq, count - row), rows.dtype},
+                        shared.mean + row / kBq * kDqk);
+      }
+#pragma unroll 1
+      for (int i = static_cast<int>(threadIdx.x); i < (count + kBq - 1) / kBq * kDqk;
+           i += kThreads) {
+        shared.mean[i] = round_product(shared.mean[i], p.product_bf16);
+        p.q_mean[task.tile * kDqk + i] = shared.mean[i];
       }
       __syncthreads();
     }
   } else {
     rows = stage_keys<kDqk>(p, task, false, begin, kBk, L2::kFirst, stage);
-    if (kSlots > 1) {
-      v_rows = stage_keys<kDv>(p, task, true, begin, kBk, L2::kFirst, slot(stage, 1, p.v.dtype));
+    constexpr bool kTogether = !kApart && kSlots > 1;
+    if (kTogether) stage_v(slot(stage, 1, p.v.dtype));
+    if (p.k_mean != nullptr) {
+      wait_folded(k_counter(p, task));
+      mean = p.k_mean + task.row * kDqk;
     }
-    if (p.stats_tasks != 0) wait_folded(task);
-    if (p.k_mean != nullptr) mean = p.k_mean + task.row * kDqk;
-    cp_async_wait<kSlots - 1>();
+    cp_async_wait<kTogether ? 1 : 0>();
     __syncthreads();
   }
   quantize_rows(p, task, rows, mean, shared);
-  if (is_q) return;
+  if (is_q || kApart) return;
   if (kSlots == 1) {
     __syncthreads();
-    v_rows = stage_keys<kDv>(p, task, true, begin, kBk, L2::kFirst, stage);
+    stage_v(stage);
   }
-  cp_async_wait<0>();
-  __syncthreads();
-  write_v(p, task, v_rows, shared);
+  finish_v(p, task, v_rows, shared);
 }
 
 }  // namespace

@@ -1,18 +1,18 @@
 // dS = qbar gK^T, what smoothing Q takes out of the scores: one row for each tile of queries.
 //
-// Macros: D_QK. One block a K tile of one head; keys stay in shared memory while the tiles of queries
-// pass by, 32 at a time. A thread takes one key and 8 tiles; channels ascend in one chain of fma, as
-// docs/numerics.md says.
+// Macros: D_QK. One block for 64 keys of one head, whatever attention's tiles are; keys stay in shared
+// memory while the tiles of queries pass by, 32 at a time. A thread takes one key and 8 tiles; channels
+// ascend in one chain of fma, as docs/numerics.md says.
 #include "ptx/common/sequences.h"
-#include "ptx/tile/attn_shared.h"
 #include "ptx/tile/quantizer.h"
 #include "ptx/tile/rows.h"
 
 namespace sageattn {
 namespace {
 
-constexpr int kRuns = kCorrectionThreads / kBk;  // threads that share a key
-constexpr int kTiles = 8;                        // tiles of queries a thread
+constexpr int kKeys = kCorrectionKeys;
+constexpr int kRuns = kCorrectionThreads / kKeys;  // threads that share a key
+constexpr int kTiles = 8;                          // tiles of queries a thread
 constexpr int kPitch = D_QK + 1;
 
 }  // namespace
@@ -20,28 +20,31 @@ constexpr int kPitch = D_QK + 1;
 extern "C" __global__ void __launch_bounds__(kCorrectionThreads)
     sageattn_score_correction(const __grid_constant__ CorrectionParams p) {
   extern __shared__ __align__(32) float shared[];
-  float* keys = shared;                  // [64][kPitch]
-  float* means = shared + kBk * kPitch;  // [kRuns * kTiles][D_QK]
+  float* keys = shared;                    // [kKeys][kPitch]
+  float* means = shared + kKeys * kPitch;  // [kRuns * kTiles][D_QK]
   const i32 block = static_cast<i32>(blockIdx.x);
-  const i32 k_tile = block % p.sequences.k_tiles;
-  const i32 head = p.first_head + block / p.sequences.k_tiles % p.head_count;
-  const i32 batch = block / p.sequences.k_tiles / p.head_count;
+  if (p.next_item != nullptr && block == 0 && threadIdx.x == 0) *p.next_item = 0;
+  const i32 pieces = p.sequences.k_tiles * (p.b_k / kKeys);
+  const i32 first_key = block % pieces * kKeys;
+  const i32 head = p.first_head + block / pieces % p.head_count;
+  const i32 batch = block / pieces / p.head_count;
   const i32 kv_head = head / (p.heads.qo / p.heads.kv);
   const SequenceEntry sequence = sequence_at(p.sequences, batch);
-  const i32 rows = min(kBk, sequence.kv_len - k_tile * kBk);
-  if (rows <= 0) return;
+  // Of absent keys in a tile 0 is written.
+  if (first_key / p.b_k * p.b_k >= sequence.kv_len) return;
+  const i32 rows = min(kKeys, sequence.kv_len - first_key);
   const int thread = static_cast<int>(threadIdx.x);
 
   const float* mean =
       p.k_mean == nullptr ? nullptr : p.k_mean + (kv_head * p.heads.sequences + batch) * D_QK;
   // As many keys at a time as `means` has room for, whatever their type.
   constexpr i32 kAtOnce = kRuns * kTiles;
-  for (i32 first = 0; first < kBk; first += kAtOnce) {
+  for (i32 first = 0; first < kKeys; first += kAtOnce) {
     __syncthreads();
     const Rows<D_QK, kCorrectionThreads> staged = {shared_address(means),
                                                    min(kAtOnce, rows - first), p.k.dtype};
     stage_rows<D_QK, kCorrectionThreads>(p.k, p.irregular_k != 0, batch,
-                                         sequence.kv_start + k_tile * kBk + first, kv_head,
+                                         sequence.kv_start + first_key + first, kv_head,
                                          staged.count, L2::kNormal, staged.stage);
     cp_async_wait<0>();
     __syncthreads();
@@ -62,8 +65,8 @@ extern "C" __global__ void __launch_bounds__(kCorrectionThreads)
   const float* q_means =
       p.q_mean + (head * p.heads.q_tiles + sequence.first_q_tile) * static_cast<i64>(D_QK);
   float* ds = p.ds + i64{head - p.first_head} * p.q_tile_count * p.ds_pitch +
-              (sequence.first_k_tile + k_tile) * kBk;
-  const int key = thread % kBk, run = thread / kBk;
+              sequence.first_k_tile * p.b_k + first_key;
+  const int key = thread % kKeys, run = thread / kKeys;
   for (i32 first = p.first_q_tile; first < end; first += kRuns * kTiles) {
     __syncthreads();
     for (int i = thread; i < kRuns * kTiles * D_QK; i += kCorrectionThreads) {

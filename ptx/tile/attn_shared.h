@@ -1,25 +1,20 @@
-// How a block of attention divides its dynamic shared memory: for the kernels and for the host, which
-// launches them with `bytes`.
+// How a block of attention by mma.sync divides its dynamic shared memory: for the kernels and for the
+// host, which launches them with `bytes`.
 //
 // Stages: while a tile of keys is worked on, the next is copied. Two of each, but beyond 128 channels
 // one of V, and of 16-bit K too, so that a block fits in the 99 KB that sm_86, sm_89 and sm_120 have. One
 // of E4M3 V, so that two blocks fit there.
 #pragma once
 
-#include "ptx/tile/dims.h"
+#include "ptx/tile/tiles.h"
 
 namespace sageattn {
 
-inline constexpr i32 kBk = 64;  // keys a tile
+inline constexpr i32 kBk = tile_shape({256, 256}, false).b_k;  // keys a tile, whatever the dims
 
 // Rows a warp, of 16: 32 while the output fits in registers. Four warps a block.
 SAGEATTN_HD constexpr i32 row_fragments(HeadDims dims) {
-  return dims.qk > 128 || dims.v > 128 ? 1 : 2;
-}
-
-// Tiles of keys that `prepare` has room for at a time: of K and of V, or one of either.
-SAGEATTN_HD constexpr i32 prepare_slots(HeadDims dims) {
-  return dims.qk > 128 || dims.v > 128 ? 1 : 2;
+  return tile_shape(dims, false).rows_per_warp / 16;
 }
 
 // Where each of the four warps turns 16 rows of the output round, when the rest is done with.

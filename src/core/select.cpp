@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ptx/tile/tiles.h"
+
 namespace sageattn {
 namespace {
 
@@ -157,15 +159,9 @@ void resolve_numerics(const sageattn_attn_desc& desc, PlanConfig& plan) {
 }
 
 Tile select_tile(int32_t kernel, int32_t head_dim, int32_t head_dim_v) {
-  // A warpgroup of 4 warps holds 64 rows. Registers bind: 64 x 128 outputs and 64 x 128 scores take
-  // 128 of the 255 a thread can have.
-  if (kernel == SAGEATTN_KERNEL_WGMMA) return {.b_q = 64, .rows_per_warp = 16, .b_k = 128};
-  // 4 warps. Registers bind: 32 x 128 outputs of a warp take 128 a thread and 32 x 64 scores 64, so
-  // neither more keys nor more channels fit; up to 256 channels it is half the rows.
-  if (std::max(head_dim, head_dim_v) <= kFastHeadDim) {
-    return {.b_q = 128, .rows_per_warp = 32, .b_k = 64};
-  }
-  return {.b_q = 64, .rows_per_warp = 16, .b_k = 64};
+  const TileShape shape =
+      tile_shape(head_dims(head_dim, head_dim_v), kernel == SAGEATTN_KERNEL_WGMMA);
+  return {.b_q = shape.b_q, .rows_per_warp = shape.rows_per_warp, .b_k = shape.b_k};
 }
 
 }  // namespace sageattn

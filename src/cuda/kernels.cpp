@@ -5,7 +5,7 @@
 #include "include/sageattn.h"
 #include "ptx/common/params.h"
 #include "ptx/tile/attn_shared.h"
-#include "ptx/tile/dims.h"
+#include "ptx/tile/tiles.h"
 #include "src/core/error.h"
 #include "src/core/select.h"
 #include "src/cpu/formats.h"
@@ -30,22 +30,23 @@ int attention_shared_bytes(const PlanConfig& plan) {
       .bytes;
 }
 
-// The smoothed keys of a tile, and 32 means of queries.
+// The smoothed keys of a block, and 32 means of queries.
 int correction_shared_bytes(const PlanConfig& plan) {
   const Shape shape(plan);
-  return (kBk * (shape.d_tile + 1) + 32 * shape.d_tile) * static_cast<int>(sizeof(float));
+  return (kCorrectionKeys * (shape.d_tile + 1) + 32 * shape.d_tile) *
+         static_cast<int>(sizeof(float));
 }
 
-// The tokens of one task: a tile of queries, or of keys.
+// The tokens of one task: tiles of queries, or chunks of keys.
 int prepare_shared_bytes(const PlanConfig& plan) {
   const Shape shape(plan);
   const auto bytes = [](int elements, int32_t dtype) {
     return elements * static_cast<int>(dtype_size(dtype));
   };
-  const int slots = prepare_slots({shape.d_tile, shape.dv_tile});
+  const PrepareTask task({shape.d_tile, shape.dv_tile}, shape.wgmma);
   return std::max(
-      bytes(plan.tile.b_q * shape.d_tile, plan.q_dtype),
-      bytes(slots * plan.tile.b_k * std::max(shape.d_tile, shape.dv_tile), plan.kv_dtype));
+      bytes(task.q_tiles * plan.tile.b_q * shape.d_tile, plan.q_dtype),
+      bytes(task.chunks * kChunkTokens * std::max(shape.d_tile, shape.dv_tile), plan.kv_dtype));
 }
 
 }  // namespace
@@ -59,10 +60,13 @@ std::vector<KernelUse> kernels_of(const PlanConfig& plan) {
   list.push_back({Kernel::kSequences, "sequences", {}, kSequencesThreads, 0});
   const int v_bits = shape.v_row_bytes * 8 / shape.dv_tile;
   list.push_back({Kernel::kPrepare,
-                  v_bits == 8 ? "prepare_e4m3" : "prepare",
+                  shape.wgmma   ? "prepare_wgmma"
+                  : v_bits == 8 ? "prepare_e4m3"
+                                : "prepare",
                   {{"HEAD_DIMS", HeadDims{shape.d_tile, shape.dv_tile}.code()},
                    {"QK_BITS", shape.qk_row_bytes * 8 / shape.d_tile},
-                   {"V_BITS", v_bits}},
+                   {"V_BITS", v_bits},
+                   {"WGMMA", shape.wgmma}},
                   kPrepareThreads,
                   prepare_shared_bytes(plan)});
   const bool smooth_q = plan.smooth_q == SAGEATTN_SMOOTH_ON;
@@ -166,7 +170,11 @@ void check_supported(const PlanConfig& plan) {
   } else {
     unsupported("pv_format", plan.pv_format, "use SAGEATTN_PV_E4M3, F16 or NONE");
   }
-  if (plan.promotion_interval != 0 && plan.promotion_interval != kBk) {
+  if (plan.kernel == SAGEATTN_KERNEL_WGMMA) {
+    if (plan.promotion_interval % plan.tile.b_k != 0) {
+      unsupported("promotion_interval", plan.promotion_interval, "use a multiple of 128");
+    }
+  } else if (plan.promotion_interval != 0 && plan.promotion_interval != plan.tile.b_k) {
     unsupported("promotion_interval", plan.promotion_interval, "use 64");
   }
 }

@@ -5,6 +5,7 @@
 
 #include "include/sageattn.h"
 #include "ptx/common/params.h"
+#include "ptx/tile/tiles.h"
 #include "src/core/region.h"
 #include "src/cpu/formats.h"
 #include "src/cpu/quantize.h"
@@ -46,7 +47,7 @@ struct Task {
     v_group = shape.grouped ? plan.promotion_interval : 0;
     v_smooth = plan.smooth_v == SAGEATTN_SMOOTH_V_OFF ? 0 : 1;
     max_code = plan.pv_accum == SAGEATTN_PV_ACCUM_F16 ? 2.25f : 448.0f;
-    const bool k_stats = plan.smooth_k == SAGEATTN_SMOOTH_ON, v_stats = !shape.grouped;
+    const bool k_stats = plan.smooth_k == SAGEATTN_SMOOTH_ON, v_stats = shape.v_statistics;
     if (!shape.exact && (k_stats || v_stats)) {
       const int64_t chunks = ceil_div(extent.max_k_tiles * plan.tile.b_k, int64_t{kChunkTokens});
       // From 8192 tokens on tasks of both would take too long.
@@ -74,7 +75,8 @@ struct Task {
 
 void resolve_lengths(const Task& t, Sink& sink) {
   const Launch& launch = t.launch;
-  const bool counts = t.extent.max_q_tiles > 0 && t.stats_tasks > 0;
+  const bool counts =
+      t.extent.max_q_tiles > 0 && (t.stats_tasks > 0 || t.areas.next_item != nullptr);
   // The table is also what sets the status words.
   if (t.sequences.table == nullptr && launch.status == nullptr && !counts) return;
   SequencesParams p{};
@@ -95,7 +97,7 @@ void resolve_lengths(const Task& t, Sink& sink) {
   p.v_group = t.v_group;
   if (counts) {
     p.counters = t.areas.counters;
-    p.counter_count = static_cast<i32>(t.extent.batch * t.plan.num_kv_heads);
+    p.counter_count = static_cast<i32>(t.areas.counter_count);
   }
   sink.launch(Kernel::kSequences, 1, &p);
 }
@@ -138,6 +140,7 @@ void prepare(const Task& t, Sink& sink) {
   }
   p.product_bf16 = t.product_bf16;
   p.sm_scale = plan.sm_scale;
+  p.qk_max_code = plan.qk_format == SAGEATTN_QK_I4 ? 7.0f : 127.0f;
   p.q_codes = t.areas.q_codes;
   p.k_codes = t.areas.k_codes;
   p.v_codes = t.areas.v_codes;
@@ -155,7 +158,9 @@ void prepare(const Task& t, Sink& sink) {
   const int64_t pairs = t.extent.batch * plan.num_kv_heads;
   const int64_t stats = p.stats_tasks;
   const int64_t tiles =
-      t.extent.max_k_tiles + t.extent.max_q_tiles * (plan.num_qo_heads / plan.num_kv_heads);
+      PrepareTask({t.shape.d_tile, t.shape.dv_tile}, t.shape.wgmma)
+          .tile_tasks<int64_t>(t.extent.max_k_tiles, plan.num_qo_heads / plan.num_kv_heads,
+                               t.extent.max_q_tiles);
   // Blocks between a head's statistics and its tiles: more than run at a time, and more where a task of
   // statistics takes longer, but else as few as may be, so that L2 still holds its tokens.
   if (stats > 0) {
@@ -207,7 +212,10 @@ void correct_scores(const Task& t, const AttnParams& p, Sink& sink) {
   c.product_bf16 = t.product_bf16;
   c.irregular_k = is_irregular(c.k) ? 1 : 0;
   c.b_q = t.plan.tile.b_q;
-  sink.launch(Kernel::kCorrection, t.extent.batch * p.head_count * t.extent.max_k_tiles, &c);
+  c.b_k = t.plan.tile.b_k;
+  c.next_item = t.areas.next_item;
+  const int64_t pieces = t.extent.max_k_tiles * (c.b_k / kCorrectionKeys);
+  sink.launch(Kernel::kCorrection, t.extent.batch * p.head_count * pieces, &c);
 }
 
 // For as many query heads, or tiles of queries of one, at a time as the correction of their scores

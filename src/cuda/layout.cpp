@@ -46,8 +46,8 @@ Sizes walk(const PlanConfig& plan, const Extent& e, void* base, Areas& areas) {
   if (!shape.exact) {
     areas.q_scale = c.take<float>(q_tiles * shape.q_groups);
     areas.k_scale = c.take<float>(k_tiles * 4);
-    // Of whole sequences, scales are followed by their inverses.
-    areas.v_scale = c.take<float>(v_rows * shape.dv_tile * (shape.grouped ? 1 : 2));
+    // Tiles that did not find the scales themselves read their inverses behind them.
+    areas.v_scale = c.take<float>(v_rows * shape.dv_tile * (shape.v_statistics ? 2 : 1));
     areas.v_mean = c.take<float>(v_rows * shape.dv_tile);
   }
   const bool smooth_q = plan.smooth_q == SAGEATTN_SMOOTH_ON;
@@ -59,7 +59,13 @@ Sizes walk(const PlanConfig& plan, const Extent& e, void* base, Areas& areas) {
   sizes.copies = c.size();
 
   areas.sequences = c.take<SequenceEntry>(e.batch);
-  if (!shape.exact) areas.counters = c.take<i32>(int128{e.batch} * plan.num_kv_heads);
+  if (!shape.exact) {
+    const int128 count = int128{e.batch} * plan.num_kv_heads + (shape.v_statistics ? v_rows : 0) +
+                         (shape.wgmma ? 1 : 0);
+    areas.counters = c.take<i32>(count);
+    areas.counter_count = static_cast<i64>(count);
+    if (shape.wgmma && base != nullptr) areas.next_item = areas.counters + areas.counter_count - 1;
+  }
   if (smooth_q) areas.ds = c.take<float>(0);
   sizes.spare = c.size() - sizes.copies;
   return sizes;
@@ -99,12 +105,16 @@ int128 ds_row_bytes(const PlanConfig& plan, const Extent& extent) {
 
 Shape::Shape(const PlanConfig& plan) {
   exact = plan.qk_format == SAGEATTN_QK_NONE;
+  wgmma = !exact && plan.kernel == SAGEATTN_KERNEL_WGMMA;
   grouped = !exact &&
             (plan.v_scale == SAGEATTN_V_SCALE_GROUP || plan.smooth_v == SAGEATTN_SMOOTH_V_GROUP);
+  v_statistics = !exact && (!grouped || wgmma);
   const HeadDims dims = head_dims(plan.head_dim, plan.head_dim_v);
   d_tile = dims.qk;
   dv_tile = dims.v;
-  qk_row_bytes = exact ? d_tile * 2 : plan.qk_format == SAGEATTN_QK_I4 ? d_tile / 2 : d_tile;
+  // wgmma has no product of 4-bit codes: they lie in bytes.
+  const bool nibbles = plan.qk_format == SAGEATTN_QK_I4 && !wgmma;
+  qk_row_bytes = exact ? d_tile * 2 : nibbles ? d_tile / 2 : d_tile;
   v_row_bytes = plan.pv_format == SAGEATTN_PV_E4M3 ? dv_tile : dv_tile * 2;
   q_groups = plan.tile.b_q / plan.tile.rows_per_warp * 8;
 }

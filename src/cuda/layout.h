@@ -22,7 +22,7 @@ inline constexpr int32_t kWorkspaceAlignment = 256;
 // take at most kSpareBytes in all, in the preferred one kPreferredSpareBytes. They take more only if
 // one row of ds does, one tile of queries of one head against the keys of all sequences: from some 16
 // million keys on, 4 bytes a key, where one head's copies of K and V take many times as much; or the
-// lengths of a million sequences.
+// lengths of a million sequences, or counters, one for each V group, of a V of a terabyte.
 inline constexpr int64_t kSpareBytes = int64_t{64} << 20;
 inline constexpr int64_t kPreferredSpareBytes = int64_t{1} << 30;
 
@@ -31,7 +31,9 @@ struct Shape {
   explicit Shape(const PlanConfig& plan);
 
   bool exact;
+  bool wgmma;           // tiles of SAGEATTN_KERNEL_WGMMA
   bool grouped;         // V is scaled or smoothed per promotion group
+  bool v_statistics;    // V's scales and means are found ahead of its tiles, not by them
   int d_tile, dv_tile;  // channels in the workspace: ptx/tile/dims.h
   int qk_row_bytes;     // of Q and K codes
   int v_row_bytes;      // V codes of one key
@@ -53,10 +55,12 @@ struct Areas {
   unsigned char *q_codes, *k_codes, *v_codes;
   float *q_scale, *k_scale, *v_scale;
   float* v_mean;
-  float* k_mean;  // null: K is not smoothed
-  float* q_mean;  // null: Q is not smoothed
-  i32* counters;  // null: EXACT
-  float* ds;      // null: Q is not smoothed
+  float* k_mean;   // null: K is not smoothed
+  float* q_mean;   // null: Q is not smoothed
+  i32* counters;   // null: EXACT; counter_count of them, to be 0 at first
+  i32* next_item;  // the last of them, attention's; null: not WGMMA
+  i64 counter_count;
+  float* ds;  // null: Q is not smoothed
 };
 
 struct Need {

@@ -16,7 +16,7 @@ struct CodesReport {
 // The lengths that the kernels resolved; codes, scales and means of Q, K and V, with the zeros that
 // pad codes to whole rows and channels. EXACT: the inputs as they are. `gpu` holds the workspace of an
 // execute of `plan`; `cpu_plan` has the same numerics. Nothing is compared where there is nothing:
-// of sequences without keys or with nonsense lengths. Only layouts of the mma.sync kernels are known.
+// of sequences without keys or with nonsense lengths.
 CodesReport compare_codes(const Problem& problem, const Buffers& buffers, const PlanResult& plan,
                           Outcome& gpu, const PlanResult& cpu_plan);
 
