@@ -396,7 +396,7 @@ typedef struct sageattn_plan_info {
   int32_t spill_bytes; /* a thread */
   int32_t smem_bytes;  /* a block */
   int32_t threads;     /* a block */
-  int32_t launches;    /* kernel launches an execute */
+  int32_t launches;    /* kernel launches an execute; INT32_MAX: so many or more */
   float compile_ms;    /* time in NVRTC, added up over the plan's kernels, which compile side by
                           side; 0 if nothing was compiled */
 

@@ -2,8 +2,10 @@
 // and launches, without a GPU. The build puts the fake's folder into LD_LIBRARY_PATH.
 #include <dlfcn.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -62,7 +64,7 @@ Error error_of(const auto& call) {
   return {};
 }
 
-bool contains(const Error& error, const char* text) {
+bool contains(const auto& error, const char* text) {
   return std::string(error.message).find(text) != std::string::npos;
 }
 
@@ -246,6 +248,96 @@ TEST_CASE("Plans tell of each kernel, in the order of an execute") {
   CHECK(sageattn_plan_get_kernel(plan, 4, &none, nullptr) == SAGEATTN_E_INVALID_ARGUMENT);
   CHECK(none.arch == 0);
   sageattn_plan_destroy(plan);
+  sageattn_context_destroy(context);
+}
+
+TEST_CASE("Plans: limits beyond a launch or a workspace are refused at once, launches counted") {
+  sageattn_context_desc context_desc{};
+  context_desc.struct_size = sizeof context_desc;
+  context_desc.backend = SAGEATTN_BACKEND_CUDA;
+  context_desc.target_arch = 89;
+  sageattn_context* context = nullptr;
+  REQUIRE(sageattn_context_create(&context_desc, &context, nullptr) == SAGEATTN_OK);
+  const auto query = [&](int32_t preset, auto change, sageattn_plan_info& info) {
+    sageattn_attn_desc desc;
+    sageattn_attn_desc_init(&desc, sizeof desc, preset, nullptr);
+    desc.q_dtype = SAGEATTN_BF16;
+    desc.head_dim = 64;
+    desc.num_qo_heads = 128;
+    change(desc);
+    info = {};
+    info.struct_size = sizeof info;
+    sageattn_error error{};
+    error.struct_size = sizeof error;
+    sageattn_plan_query(context, &desc, &info, &error);
+    return error;
+  };
+  sageattn_plan_info info;
+  const auto seconds = [start = std::chrono::steady_clock::now()] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+
+  // Too many to be counted one by one: each of 64 heads has 2^23 tiles of queries, that fit in the
+  // workspace one at a time.
+  const auto huge = [](auto& d) {
+    d.max_qo_len = d.max_kv_len = 1 << 30;
+    d.num_qo_heads = 64;
+  };
+  CHECK(query(SAGEATTN_PRESET_SAGE2_4B, huge, info).status == SAGEATTN_OK);
+  CHECK(info.launches == (int64_t{1} << 30) + 2);
+  const auto more = [](auto& d) {
+    d.max_qo_len = 3 << 23;
+    d.max_kv_len = 1 << 28;
+    d.num_qo_heads = 1 << 13;
+    d.num_kv_heads = 1;
+  };
+  CHECK(query(SAGEATTN_PRESET_SAGE2_4B, more, info).status == SAGEATTN_OK);
+  CHECK(info.launches == INT32_MAX);
+
+  // The grid of an execute is as large as if every sequence had the longest's tiles.
+  sageattn_error error = query(
+      SAGEATTN_PRESET_SAGE2_8B,
+      [](auto& d) {
+        d.batch_mode = SAGEATTN_BATCH_VARLEN;
+        d.max_batch = 4096;
+        d.max_qo_len = d.max_kv_len = 1 << 20;
+        d.max_total_qo = d.max_total_kv = 1 << 20;
+      },
+      info);
+  CHECK(error.status == SAGEATTN_E_UNSUPPORTED);
+  for (const char* field : {"max_batch = 4096", "max_qo_len = 1048576", "max_kv_len = 1048576",
+                            "num_qo_heads = 128", "num_kv_heads = 128", "lower the limits"}) {
+    INFO(error.message);
+    CHECK(contains(error, field));
+  }
+  // Beyond 64 bits, too.
+  const auto most = [](auto& d) {
+    d.batch_mode = SAGEATTN_BATCH_VARLEN;
+    d.max_batch = 1 << 24;
+    d.max_qo_len = d.max_kv_len = 1 << 30;
+    d.max_total_qo = d.max_total_kv = 1 << 30;
+    d.num_qo_heads = 65536;
+    d.num_kv_heads = 1;
+  };
+  CHECK(query(SAGEATTN_PRESET_SAGE2_8B, most, info).status == SAGEATTN_E_UNSUPPORTED);
+  CHECK(query(SAGEATTN_PRESET_EXACT, most, info).status == SAGEATTN_E_UNSUPPORTED);
+
+  // More bytes than an address has, because of the queries.
+  error = query(
+      SAGEATTN_PRESET_SAGE2_8B,
+      [](auto& d) {
+        d.max_batch = 1 << 24;
+        d.max_qo_len = 1 << 30;
+        d.max_kv_len = 1;
+        d.num_qo_heads = 65536;
+        d.num_kv_heads = 1;
+      },
+      info);
+  INFO(error.message);
+  CHECK(error.status == SAGEATTN_E_INVALID_ARGUMENT);
+  CHECK(contains(error, "max_qo_len = 1073741824"));
+  CHECK(contains(error, "num_qo_heads = 65536"));
+  CHECK(seconds() < 1);
   sageattn_context_destroy(context);
 }
 
