@@ -474,7 +474,8 @@ TEST_CASE("CUDA backend: what it takes, and what it says of the rest") {
     CHECK(status_of(desc, 90, &message) == SAGEATTN_E_UNSUPPORTED);
     INFO(message);
     CHECK(message.rfind(field, 0) == 0);
-    CHECK(message.find("use ") + message.find("leave ") + 1 > 0);
+    const auto says = [&](const char* word) { return message.find(word) != std::string::npos; };
+    CHECK((says("use ") || says("leave ")));
   }
 }
 
