@@ -142,6 +142,12 @@ TEST_CASE("Devices: what is there, and what is not") {
   CHECK(target.no_device.status == SAGEATTN_E_UNSUPPORTED);
   CHECK(cuda::describe(target).find("sm_89") != std::string::npos);
   CHECK(cuda::find_target(0, 0).device != nullptr);
+  for (const int32_t arch : {80, 86, 89, 90, 120}) {
+    const cuda::Target asked = cuda::find_target(0, arch);
+    CHECK(asked.arch == arch);
+    CHECK(asked.binary == arch);
+    CHECK((asked.device != nullptr) == (arch == 90));
+  }
 }
 
 TEST_CASE("Contexts: the caller's own is current again afterwards, also after an error") {
@@ -249,6 +255,54 @@ TEST_CASE("Plans tell of each kernel, in the order of an execute") {
   CHECK(none.arch == 0);
   sageattn_plan_destroy(plan);
   sageattn_context_destroy(context);
+}
+
+TEST_CASE("Execute: a plan for another arch than the device's launches nothing") {
+  const char* const folder = std::getenv("LD_LIBRARY_PATH");  // where the build put the fakes
+  REQUIRE(folder != nullptr);
+  const std::string nvrtc = std::string(folder) + "/libfake_nvrtc.so";
+  sageattn_context_desc context_desc{};
+  context_desc.struct_size = sizeof context_desc;
+  context_desc.backend = SAGEATTN_BACKEND_CUDA;
+  context_desc.flags = SAGEATTN_CONTEXT_NO_DISK_CACHE;
+  context_desc.nvrtc_path = nvrtc.c_str();
+  sageattn_attn_desc desc;
+  sageattn_attn_desc_init(&desc, sizeof desc, SAGEATTN_PRESET_SAGE1, nullptr);
+  desc.q_dtype = SAGEATTN_BF16;
+  desc.head_dim = 64;
+  desc.num_qo_heads = desc.max_qo_len = desc.max_kv_len = 1;
+  for (const int32_t arch : {0, 89}) {
+    context_desc.target_arch = arch;
+    sageattn_context* context = nullptr;
+    sageattn_plan* plan = nullptr;
+    REQUIRE(sageattn_context_create(&context_desc, &context, nullptr) == SAGEATTN_OK);
+    REQUIRE(sageattn_plan_create(context, &desc, &plan, nullptr) == SAGEATTN_OK);
+    sageattn_plan_info info{};
+    info.struct_size = sizeof info;
+    REQUIRE(sageattn_plan_get_info(plan, &info, nullptr) == SAGEATTN_OK);
+    alignas(16) uint16_t q[64], k[64], v[64], out[64];
+    std::vector<unsigned char> memory(static_cast<size_t>(info.min_workspace) + 256);
+    void* workspace = memory.data();
+    size_t room = memory.size();
+    REQUIRE(std::align(256, static_cast<size_t>(info.min_workspace), workspace, room) != nullptr);
+    sageattn_execute_args args{};
+    args.struct_size = sizeof args;
+    args.batch = args.qo_len = args.kv_len = 1;
+    args.q.data = q;
+    args.k.data = k;
+    args.v.data = v;
+    args.out.data = out;
+    sageattn_error error{};
+    error.struct_size = sizeof error;
+    const int before = counts().launches;
+    sageattn_execute(plan, &args, workspace, room, nullptr, &error);
+    INFO(error.message);
+    CHECK(error.status == (arch == 0 ? SAGEATTN_OK : SAGEATTN_E_UNSUPPORTED));
+    if (arch != 0) CHECK(contains(error, "target_arch = 89"));
+    CHECK((counts().launches > before) == (arch == 0));
+    sageattn_plan_destroy(plan);
+    sageattn_context_destroy(context);
+  }
 }
 
 TEST_CASE("Plans: limits beyond a launch or a workspace are refused at once, launches counted") {
