@@ -307,6 +307,28 @@ TEST_CASE("CUDA workspace: limits whose product overflows are refused, not wrapp
   CHECK(need.preferred_bytes == -1);
 }
 
+TEST_CASE("CUDA launches: no workspace is so large that a run exceeds a launch") {
+  Case keys = kCases[4], queries = kCases[4];
+  keys.qo_heads = 65536;
+  keys.kv_heads = 1;
+  keys.qo_len = 1;
+  keys.kv_len = 1 << 22;
+  queries.qo_heads = 1024;
+  queries.kv_heads = 1;
+  queries.batch = 16;
+  queries.qo_len = 1 << 25;
+  queries.kv_len = 1;
+  for (const Case& c : {keys, queries}) {
+    const PlanConfig plan = plan_of(c);
+    const cuda::Extent e = cuda::extent_of(plan);
+    const cuda::DsRun run = cuda::ds_run(plan, e, INT64_MAX);
+    CHECK(e.batch * run.heads * run.q_tiles <= cuda::kMaxBlocks);
+    CHECK(e.batch * run.heads * e.max_k_tiles <= cuda::kMaxBlocks);
+    CHECK(run.heads > 1);
+    CHECK(run.heads < plan.num_qo_heads);
+  }
+}
+
 TEST_CASE("CUDA launches: each tile of each head once, in runs that fit") {
   for (const Case& c : kCases) {
     INFO(c.name);
