@@ -165,6 +165,48 @@ std::vector<Problem> quick_problems() {
   return {causal, packed, wide};
 }
 
+// What the grid is too small for: tasks of statistics with several chunks (from 2049 keys on), with many,
+// and of K and V apart (from 8192 keys on), and corrections of scores for some of the heads at a time.
+// The last one takes 4 bytes of these for 65,552 keys by 16 tiles of queries by 20 heads: 84 MB, of
+// which the smallest workspace holds 64.
+std::vector<Problem> long_problems(int first_id) {
+  Problem several;
+  several.seed = 11;
+  several.shape = {2, 1, 64, 64};
+  several.q_dtype = several.kv_dtype = several.out_dtype = SAGEATTN_BF16;
+  several.qo_lens = {70, 70};
+  several.kv_lens = {2100, 2100};
+
+  Problem many = several;
+  many.seed = 12;
+  many.shape = {2, 2, 40, 64};
+  many.q_dtype = many.kv_dtype = many.out_dtype = SAGEATTN_F16;
+  many.batch_mode = SAGEATTN_BATCH_VARLEN;
+  many.qo_lens = {65, 3};
+  many.kv_lens = {5000, 100};
+  many.seqused = {4990, 100};
+  many.gap = 3;
+
+  Problem apart = several;
+  apart.seed = 13;
+  apart.shape = {1, 1, 64, 64};
+  apart.mask.kind = SAGEATTN_MASK_CAUSAL_BOTTOM_RIGHT;
+  apart.qo_lens = {130};
+  apart.kv_lens = {8300};
+
+  Problem runs = many;
+  runs.seed = 14;
+  runs.shape = {20, 1, 64, 64};
+  runs.qo_lens = {2048, 1};
+  runs.kv_lens = {16, 65536};
+  runs.seqused = {};
+  runs.gap = 0;
+
+  std::vector<Problem> problems = {several, many, apart, runs};
+  for (Problem& p : problems) p.id = first_id++;
+  return problems;
+}
+
 // ---- The grid ----------------------------------------------------------------------------------
 
 struct GridRow {
@@ -195,6 +237,9 @@ int check_grid(const Gpu& gpu, const Options& options, Failures& failures) {
   std::erase_if(numerics, [&](const Numerics& n) { return !options.admits(n); });
   std::vector<Problem> problems =
       options.quick ? quick_problems() : make_grid(options.cases, options.seed);
+  if (!options.quick) {
+    for (const Problem& p : long_problems(options.cases)) problems.push_back(p);
+  }
   std::erase_if(problems, [&](const Problem& p) {
     return options.only_case >= 0 && p.id != options.only_case;
   });
