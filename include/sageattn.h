@@ -359,7 +359,7 @@ typedef struct sageattn_attn_desc {
   int32_t pv_accum;           /* SAGEATTN_PV_ACCUM_* */
   int32_t promotion_interval; /* keys between promotions of the PV accumulator, and keys a V
                                  group; a multiple of 32 that divides b_k or is a multiple of it.
-                                 0: AUTO: 64 with pv_accum F16; with smooth_v or v_scale GROUP 512
+                                 0: AUTO: 64 with pv_accum F16; with smooth_v or v_scale GROUP 1024
                                  (WGMMA) or b_k (MMA_SYNC); else b_k with TWO_LEVEL, else never.
                                  At most 64 with F16. Must be 0 with SINGLE_LEVEL (which has no
                                  GROUP), and with F32 unless there is a GROUP */

@@ -1,7 +1,8 @@
 // A CUDA driver without a GPU: two devices whose kernels do nothing. It checks what it is called
 // with, so that launches can be tested anywhere. Built as libcuda.so.1; the environment variables
-// FAKE_CUDA_VERSION (e.g. 11040), FAKE_CUDA_CC (e.g. 89), FAKE_CUDA_DEVICES and FAKE_CUDA_MISSING
-// (a symbol, or "all" as in a toolkit's stub) change what it pretends to be; FAKE_CUDA_MEMORY is how many allocations succeed.
+// FAKE_CUDA_VERSION (e.g. 11040), FAKE_CUDA_CC (e.g. 89), FAKE_CUDA_DEVICES, FAKE_CUDA_NAME and
+// FAKE_CUDA_MISSING (a symbol, or "all" as in a toolkit's stub) change what it pretends to be;
+// FAKE_CUDA_MEMORY is how many allocations succeed.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -63,7 +64,12 @@ Result device_get(int* device, int ordinal) {
   return 0;
 }
 Result device_name(char* name, int size, int device) {
-  std::snprintf(name, static_cast<size_t>(size), "Fake GPU %d", device);
+  const char* wanted = std::getenv("FAKE_CUDA_NAME");
+  if (wanted != nullptr) {
+    std::snprintf(name, static_cast<size_t>(size), "%s", wanted);
+  } else {
+    std::snprintf(name, static_cast<size_t>(size), "Fake GPU %d", device);
+  }
   return 0;
 }
 Result device_attribute(int* value, int attribute, int) {
@@ -71,7 +77,9 @@ Result device_attribute(int* value, int attribute, int) {
   *value = attribute == 75   ? cc / 10
            : attribute == 76 ? cc % 10
            : attribute == 16 ? 132
-           : attribute == 97 ? 101376
+           : attribute == 97 ? 232448
+           : attribute == 13 ? 1980000
+           : attribute == 38 ? 1 << 20
                              : 0;
   return 0;
 }

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import unittest
 import unittest.mock
+import xml.etree.ElementTree
 
 PROGRAM = ""
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -197,6 +198,16 @@ class CliTest(unittest.TestCase):
 
     def call_json(self, *arguments, **options):
         return json.loads(self.call(*arguments, "--json", **options)[0])
+
+    def fake_device(self, **variables):
+        folder = os.environ.get("SAGEATTN_TEST_FAKES")
+        if folder is None:
+            self.skipTest("SAGEATTN_TEST_FAKES does not say where the fake driver is")
+        environment = unittest.mock.patch.dict(
+            os.environ, LD_LIBRARY_PATH=folder, SAGEATTN_NVRTC=f"{folder}/libfake_nvrtc.so",
+            SAGEATTN_CACHE_DIR=self.path("cache"), **variables)
+        environment.start()
+        self.addCleanup(environment.stop)
 
     def write_qkv(self, q, k, v):
         files = [self.write(f"{name}.npy", tensor) for name, tensor in
@@ -499,16 +510,6 @@ class RunOnDevice(CliTest):
         return self.call("run", *self.qkv, "--preset=sage1", "--out=out.npy", "--lse=lse.npy",
                          "--backend", backend, *flags, **options)
 
-    def fake_device(self, **variables):
-        folder = os.environ.get("SAGEATTN_TEST_FAKES")
-        if folder is None:
-            self.skipTest("SAGEATTN_TEST_FAKES does not say where the fake driver is")
-        environment = unittest.mock.patch.dict(
-            os.environ, LD_LIBRARY_PATH=folder, SAGEATTN_NVRTC=f"{folder}/libfake_nvrtc.so",
-            SAGEATTN_CACHE_DIR=self.path("cache"), **variables)
-        environment.start()
-        self.addCleanup(environment.stop)
-
     def test_as_on_the_cpu(self):
         for flags in ((), ("--mask=causal_bottom_right",),
                       ("--cu-seqlens-q=cu_q.npy", "--cu-seqlens-kv=cu_kv.npy",
@@ -726,7 +727,7 @@ class Info(CliTest):
     def test_help(self):
         stdout, _ = self.call("--help")
         self.assertEqual(self.call("help")[0], stdout)
-        for word in ("run", "compare", "demo", "compile", "info", "selftest", "Exit codes"):
+        for word in ("run", "compare", "demo", "compile", "bench", "info", "selftest", "Exit codes"):
             self.assertIn(word, stdout)
         stdout, _ = self.call("run", "--help")
         for flag in ("--qk-format", "--smooth-v", "--promotion-interval", "--mask", "--sm-scale"):
@@ -846,6 +847,148 @@ class Compile(CliTest):
         self.assertIn("SAGEATTN_E_NVRTC_NOT_FOUND", stderr)
 
 
+class Bench(CliTest):
+    SMALL = ("--batch=2", "--heads=2", "--kv-heads=1", "--dims=64", "--seqs=64,128", "--repeat=3",
+             "--warmup=1")
+    PERFORMANCE = os.path.join(ROOT, "tests", "make_performance.py")
+
+    def bench(self, *flags, file="bench.json"):
+        """The report, and what is on stdout."""
+        stdout, _ = self.call("bench", *self.SMALL, "--json", file, *flags)
+        with open(self.path(file), encoding="utf-8") as file:
+            return json.load(file), stdout
+
+    def test_cpu(self):
+        report, stdout = self.bench("--backend=cpu", "--preset=sage2_8b", "--preset=exact",
+                                    "--csv=bench.csv", "--svg=bench.svg", "--no-smooth-q",
+                                    "--smooth-v=off", "--dtype=f16", "--lse")
+        self.assertEqual(set(report), {"version", "source_id", "date", "command", "machine",
+                                       "settings", "rows"})
+        self.assertRegex(report["date"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
+        self.assertTrue(report["command"].startswith("sageattn bench --batch=2 --heads=2 "))
+        self.assertEqual(report["machine"]["backend"], "cpu")
+        self.assertIsNone(report["machine"]["rates"])
+        self.assertEqual(report["settings"],
+                         {"batch": 2, "heads": 2, "kv_heads": 1, "dtype": "f16", "lse": True,
+                          "smooth_q": False, "smooth_v": "off", "promotion_interval": None,
+                          "repeat": 3, "warmup": 1})
+        rows = report["rows"]
+        self.assertEqual([(row["preset"], row["mask"], row["head_dim"], row["seq"]) for row in rows],
+                         [(preset, mask, 64, seq) for preset in ("sage2_8b", "exact")
+                          for mask in ("full", "causal") for seq in (64, 128)])
+        for row in rows:
+            operations = 4 * 2 * 2 * row["seq"] ** 2 * 64 / (2 if row["mask"] == "causal" else 1)
+            self.assertGreater(row["ms"], 0)
+            self.assertAlmostEqual(row["tops"] * row["ms"] * 1e9 / operations, 1)
+            for key in ("attention_tops", "attention_ms", "attention_peak_share", "preparation_ms",
+                        "preparation_bytes", "preparation_copy_share"):
+                self.assertIsNone(row[key])
+            self.assertEqual(row["plan"]["q_dtype"], "f16")
+            self.assertIn([row["preset"], row["kernel_name"], row["mask"], "64", str(row["seq"])],
+                          [line.split()[:5] for line in stdout.splitlines()])
+        self.assertEqual(rows[0]["plan"]["smooth_v"], "off")
+
+        with open(self.path("bench.csv"), encoding="utf-8", newline="") as file:
+            table = list(csv.DictReader(file))
+        self.assertEqual([{key: line[key] for key in ("preset", "mask", "seq", "attention_ms")}
+                          for line in table],
+                         [{"preset": row["preset"], "mask": row["mask"], "seq": str(row["seq"]),
+                           "attention_ms": ""} for row in rows])
+        self.assertEqual([float(line["ms"]) for line in table], [row["ms"] for row in rows])
+
+        picture = xml.etree.ElementTree.parse(self.path("bench.svg")).getroot()
+        tags = [element.tag.split("}")[1] for element in picture.iter()]
+        self.assertEqual((tags.count("polyline"), tags.count("circle")), (4, 8))
+        labels = {element.text for element in picture.iter() if element.tag.endswith("}text")}
+        self.assertLessEqual({"64", "128", "exact cpu_exact, dim 64, causal"}, labels)
+
+    def test_device(self):
+        self.fake_device(FAKE_CUDA_NAME="NVIDIA H200")
+        report, _ = self.bench("--preset=sage1,sage2_4b", "--kernel=mma_sync", "--mask=full")
+        machine = report["machine"]
+        self.assertEqual((machine["backend"], machine["name"], machine["cuda"], machine["nvrtc"]),
+                         ("cuda", "NVIDIA H200", "13.0", "13.0"))
+        self.assertEqual(machine["max_sm_clock_mhz"], 1980)
+        rates = machine["rates"]
+        peak = 2 / (1 / rates["s8_tops"] + 1 / rates["e4m3_tops"])
+        for row in report["rows"]:
+            self.assertEqual((row["ms"], row["attention_ms"]), (1, 1))  # every launch takes 1 ms
+            self.assertGreaterEqual(row["preparation_ms"], 1)
+            head = 2 * row["seq"] * 64  # bf16; Q has two heads, K and V one
+            i4 = row["preset"] == "sage2_4b"
+            self.assertEqual(row["preparation_bytes"],
+                             head * (4 * 2 + 3 * (0.5 if i4 else 1) + (1 if i4 else 2)))
+            self.assertAlmostEqual(row["preparation_copy_share"] * row["preparation_ms"],
+                                   row["preparation_bytes"] * 1e3 / rates["copy_bytes_per_second"])
+            if i4:
+                self.assertAlmostEqual(row["attention_peak_share"], row["attention_tops"] / peak)
+            else:
+                self.assertIsNone(row["attention_peak_share"])  # nobody measured FP16
+            # The other buffers fill the L2 cache, which has 1 MB.
+            self.assertGreaterEqual((row["buffers"] - 1) * head * 2 * (2 + 1) * 2, machine["l2_bytes"])
+        self.fake_device(FAKE_CUDA_NAME="NVIDIA H20")
+        report, _ = self.bench("--preset=sage2_8b", "--seqs=64")
+        self.assertIsNone(report["machine"]["rates"])
+        self.assertIsNone(report["rows"][0]["attention_peak_share"])
+        self.assertIsNone(report["rows"][0]["preparation_copy_share"])
+
+    def test_rows_that_cannot_be_run(self):
+        report, stdout = self.bench("--backend=cpu", "--arch=80", "--preset=sage1,sage2_8b",
+                                    "--kernel=wgmma,mma_sync", "--csv=bench.csv")
+        errors = {(row["preset"], row["kernel"]) for row in report["rows"] if "error" in row}
+        self.assertIn(("sage1", "wgmma"), errors)
+        self.assertNotIn(("sage1", "mma_sync"), errors)
+        self.assertRegex(stdout, r"(?m)^sage1, kernel wgmma, full, dim 64, 64 tokens and \d+ more: ")
+        with open(self.path("bench.csv"), encoding="utf-8", newline="") as file:
+            self.assertIn("SAGEATTN_E_", next(csv.DictReader(file))["error"])
+
+    def test_errors(self):
+        for flags, message in (
+                (("--batch=0",), "--batch: Value 0 not in range 1 to 4096"),
+                (("--dims=64,257",), "--dims: Value 257 not in range 1 to 256"),
+                (("--seqs=many",), "--seqs: Value many not in range 1 to 16777216"),
+                (("--repeat=0",), "--repeat: Value 0 not in range 1 to 100000"),
+                (("--kv-heads=3", "--heads=4"), "--kv-heads: 3 does not divide --heads 4"),
+                (("--mask=window",), "--mask: unknown value 'window'; it takes full, causal"),
+                (("--kernel=mma",), "--kernel: unknown value 'mma'; it takes auto, mma_sync, wgmma"),
+                (("--preset=sage1,sage9",), "--preset: unknown value 'sage9'"),
+                (("--smooth-q", "--no-smooth-q"), "--no-smooth-q")):
+            with self.subTest(flags):
+                _, stderr = self.call("bench", "--backend=cpu", *flags, code=USAGE)
+                self.assertIn(message, stderr)
+        _, stderr = self.call("bench", "--backend=cpu", "--svg=no_folder/a.svg", code=FILE)
+        self.assertIn("no_folder/a.svg: cannot be written", stderr)
+        _, stderr = self.call("bench", *self.SMALL, "--backend=cpu", "--preset=sage2_8b",
+                              "--promotion-interval=7", "--json=bench.json", code=LIBRARY)
+        self.assertIn("sage2_8b, kernel auto, full, dim 64, 64 tokens: ", stderr)
+        self.assertIn("promotion_interval = 7", stderr)
+        self.assertFalse(os.path.exists(self.path("bench.json")))
+
+    def make_performance(self, *flags):
+        return subprocess.run([sys.executable, "-B", self.PERFORMANCE, *flags, self.folder.name],
+                              capture_output=True, text=True, check=False).returncode
+
+    def test_performance_document(self):
+        self.assertEqual(self.make_performance("--check"), 0)  # nothing measured, nothing written
+        self.assertEqual(self.make_performance(), 0)
+        self.assertFalse(os.path.exists(self.path("performance.md")))
+        os.mkdir(self.path("performance"))
+        report, _ = self.bench("--backend=cpu", file="performance/cpu.json")
+        self.fake_device()
+        self.bench("--preset=sage1,sage2_8b", "--svg=performance/gpu.svg",
+                   file="performance/gpu.json")
+        self.assertNotEqual(self.make_performance("--check"), 0)
+        self.assertEqual(self.make_performance(), 0)
+        self.assertEqual(self.make_performance("--check"), 0)
+        with open(self.path("performance.md"), encoding="utf-8") as file:
+            text = file.read()
+        for part in (report["command"], report["machine"]["name"], "](performance/gpu.svg)",
+                     "## Fake GPU 0, bf16, batch 2, heads 2/1", "| 64 | 128 |",
+                     "| sage1 | attn_sm80_i8_f16 | 64 | causal | "):
+            self.assertIn(part, text)
+        self.assertNotIn("cpu.svg", text)
+
+
 class Errors(CliTest):
     def run_flags(self, *flags, code, shapes=((1, 4, 2, 8), (1, 6, 2, 8), (1, 6, 2, 8))):
         qkv = self.write_qkv(*(noise(i, shape) for i, shape in enumerate(shapes)))
@@ -860,7 +1003,7 @@ class Errors(CliTest):
                 self.call(*arguments, code=USAGE)
 
     def test_an_unknown_command_lists_the_known_ones(self):
-        known = "the commands are run, compare, demo, compile, info, selftest\n"
+        known = "the commands are run, compare, demo, compile, bench, info, selftest\n"
         _, stderr = self.call("fly", "--json", code=USAGE)
         self.assertIn(f"unknown command 'fly'; {known}", stderr)
         _, stderr = self.call(code=USAGE)

@@ -58,7 +58,9 @@ static_assert(ours::kErrorInvalidImage == CUDA_ERROR_INVALID_IMAGE);
 static_assert(ours::kErrorNoBinaryForGpu == CUDA_ERROR_NO_BINARY_FOR_GPU);
 static_assert(ours::kErrorSystemDriverMismatch == CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
 static_assert(ours::kErrorCompatNotSupported == CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE);
+static_assert(ours::kDeviceClockRate == CU_DEVICE_ATTRIBUTE_CLOCK_RATE);
 static_assert(ours::kDeviceMultiprocessorCount == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+static_assert(ours::kDeviceL2CacheSize == CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
 static_assert(ours::kDeviceMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 static_assert(ours::kDeviceMinor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
 static_assert(ours::kDeviceMaxSharedMemoryOptin ==

@@ -198,9 +198,9 @@ TEST_CASE("Modules: loaded once for a device and the same bytes, forced, within 
   CHECK(load(device, "sageattn_a", 1000) == functions[0]);
   CHECK(counts().max_dynamic_shared == 60000);  // never lowered: another plan may rely on it
 
-  const Error error = error_of([&] { load(device, "sageattn_a", 200000); });
+  const Error error = error_of([&] { load(device, "sageattn_a", 300000); });
   CHECK(error.status == SAGEATTN_E_UNSUPPORTED);
-  CHECK(contains(error, "200000"));
+  CHECK(contains(error, "300000"));
   const std::vector<unsigned char> garbage(16);
   CHECK(error_of([&] { cuda::load_kernel(api, device, garbage, "x", 128, 0); }).status ==
         SAGEATTN_E_DRIVER_TOO_OLD);

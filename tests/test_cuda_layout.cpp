@@ -391,8 +391,8 @@ TEST_CASE("CUDA launches of wgmma: V's groups, codes in bytes, and a counter tha
     CHECK(plan.tile.b_k == 128);
     CHECK(shape.qk_row_bytes == shape.d_tile);
     CHECK(shape.q_groups == 32);
-    CHECK(plan.promotion_interval == 512);
-    CHECK(e.max_v_groups == (c.kv_len + 511) / 512);
+    CHECK(plan.promotion_interval == 1024);
+    CHECK(e.max_v_groups == (c.kv_len + 1023) / 1024);
     CHECK(areas.next_item == areas.counters + areas.counter_count - 1);
 
     Recorder recorder;
@@ -597,6 +597,10 @@ static void check_launches(const PlanConfig& plan, const Launch& launch) {
       CHECK(p.window_right == plan.window_right);
       CHECK(std::fabs(p.score_scale - plan.sm_scale * 1.4426950f) < 1e-6f);
       CHECK(p.v_grouped == (grouped ? 1 : 0));
+      if (wgmma) CHECK(p.v_group_tiles * plan.tile.b_k == plan.promotion_interval);
+      CHECK(p.next_item == areas.next_item);
+      const bool pieces = launch.out_strides.dim == 1 && plan.head_dim_v % 8 == 0;
+      CHECK(p.out_in_pieces == (pieces ? 1 : 0));
       if (!exact) CHECK(p.v_smooth == (plan.smooth_v == SAGEATTN_SMOOTH_V_OFF ? 0 : 1));
     }
   }
@@ -636,11 +640,14 @@ static void check_macros(const PlanConfig& plan) {
     CHECK(macro_of(use, "HEAD_DIMS") == head_dims);
     const auto flag = [](bool there, bool value) { return there ? int64_t{value} : -1; };
     CHECK(macro_of(use, "BF16") == flag(exact, plan.kv_dtype == SAGEATTN_BF16));
-    CHECK(macro_of(use, "QK_INT4") == flag(!exact, i4));
     CHECK(macro_of(use, "SMOOTH_Q") == flag(!exact, plan.smooth_q == SAGEATTN_SMOOTH_ON));
-    CHECK(macro_of(use, "PV_ACCUM_F16") == flag(!exact, plan.pv_accum == SAGEATTN_PV_ACCUM_F16));
-    CHECK(macro_of(use, "V_GROUPED") == flag(e4m3, plan.v_scale == SAGEATTN_V_SCALE_GROUP ||
-                                                       plan.smooth_v == SAGEATTN_SMOOTH_V_GROUP));
+    // With wgmma codes have a byte, and V has groups.
+    const bool mma_sync = !exact && !wgmma;
+    CHECK(macro_of(use, "QK_INT4") == flag(mma_sync, i4));
+    CHECK(macro_of(use, "PV_ACCUM_F16") == flag(mma_sync, plan.pv_accum == SAGEATTN_PV_ACCUM_F16));
+    CHECK(macro_of(use, "V_GROUPED") ==
+          flag(mma_sync && e4m3,
+               plan.v_scale == SAGEATTN_V_SCALE_GROUP || plan.smooth_v == SAGEATTN_SMOOTH_V_GROUP));
   }
 }
 
@@ -681,6 +688,7 @@ TEST_CASE("CUDA launches: kernels are told what the plan and the arguments say")
       Launch launch = distinct_launch_of(plan);
       check_launches(plan, launch);
       launch.seqused_kv = nullptr;
+      launch.out_strides.dim = 1;
       check_launches(plan, launch);
     }
   }
@@ -778,7 +786,6 @@ TEST_CASE("CUDA backend: what it takes, and what it says of the rest") {
 
   using Change = void (*)(sageattn_attn_desc&);
   const std::pair<const char*, Change> refused[] = {
-      {"kernel = 2", [](auto& d) { d.kernel = SAGEATTN_KERNEL_WGMMA; }},
       {"qk_format = 4", [](auto& d) { d.qk_format = SAGEATTN_QK_E4M3; }},
       {"qk_granularity = 4", [](auto& d) { d.qk_granularity = SAGEATTN_GRANULARITY_PER_TOKEN; }},
       {"qk_granularity = 5", [](auto& d) { d.qk_granularity = SAGEATTN_GRANULARITY_PER_TENSOR; }},
@@ -792,7 +799,12 @@ TEST_CASE("CUDA backend: what it takes, and what it says of the rest") {
          d.smooth_v = SAGEATTN_SMOOTH_V_OFF;
        }},
       {"v_scale = 1", [](auto& d) { d.v_scale = SAGEATTN_V_SCALE_CHANNEL; }},
-      {"promotion_interval = 512", [](auto& d) { d.promotion_interval = 512; }},
+      {"promotion_interval = 64", [](auto& d) { d.promotion_interval = 64; }},
+      {"promotion_interval = 512",
+       [](auto& d) {
+         d.kernel = SAGEATTN_KERNEL_MMA_SYNC;
+         d.promotion_interval = 512;
+       }},
       {"head_dim = 192", [](auto& d) { d.head_dim = 192; }},
       {"pv_model = 2", [](auto& d) { d.pv_model = SAGEATTN_PV_MODEL_HMMA; }},
       {"q_dtype = 3", [](auto& d) {
@@ -819,7 +831,8 @@ TEST_CASE("CUDA kernels: every request of a supported plan is in kernels.def") {
       INFO(c.name << ": " << use.name);
       CHECK_NOTHROW(
           jit::resolve_macros(jit::find_kernel(jit::kernel_list(), use.name), use.macros));
-      CHECK(use.shared_bytes <= 101376);  // what sm_86, sm_89 and sm_120 have
+      // What sm_86, sm_89 and sm_120 have, and sm_90.
+      CHECK(use.shared_bytes <= (use.name == "attn_sm90a" ? 232448 : 101376));
       CHECK(use.threads % 32 == 0);
     }
   }

@@ -285,23 +285,15 @@ int32_t parse_arch(const std::string& flag, const std::string& text) {
   return arch;
 }
 
-// Replaces `values` by those of a list with commas. CLI11 would drop empty elements, or take them
-// for 0.
-void add_list_flag(CLI::App& app, const std::string& flag, const std::string& help,
-                   const std::string& type, std::vector<int32_t>& values,
-                   int32_t (*parse)(const std::string& flag, const std::string& text)) {
+// Replaces `values` by those of a list with commas.
+void add_numbers_flag(CLI::App& app, const std::string& flag, const std::string& help,
+                      std::vector<int32_t>& values,
+                      int32_t (*parse)(const std::string& flag, const std::string& text)) {
   const auto set = [flag, parse, &values](const std::vector<std::string>& lists) {
     values.clear();
-    for (const std::string& list : lists) {
-      for (size_t start = 0, end = 0; end != std::string::npos; start = end + 1) {
-        end = list.find(',', start);
-        const std::string text = list.substr(start, end - start);
-        if (text.empty()) throw CLI::ValidationError(flag, "'" + list + "' has an empty element");
-        values.push_back(parse(flag, text));
-      }
-    }
+    for (const std::string& text : split_lists(flag, lists)) values.push_back(parse(flag, text));
   };
-  app.add_option_function<std::vector<std::string>>(flag, set, help)->type_name(type);
+  app.add_option_function<std::vector<std::string>>(flag, set, help)->type_name("LIST");
 }
 
 }  // namespace
@@ -310,15 +302,13 @@ Command add_compile(CLI::App& program) {
   CLI::App* app = program.add_subcommand("compile", "Compile kernels ahead of time, without a GPU");
   const auto flags = std::make_shared<CompileFlags>();
   add_footer(*app, kFooter);
-  add_list_flag(*app, "--arch", "GPU architectures, with commas between (default: 80,86,89,90,120)",
-                "LIST", flags->archs, parse_arch);
-  add_list_flag(*app, "--preset", "Presets, with commas between (default: all)",
-                join_names(kPresets, "|"), flags->presets,
-                [](const std::string& flag, const std::string& text) {
-                  return parse_enumerant(flag, text, kPresets);
-                });
-  add_list_flag(*app, "--head-dim", "Head dimensions, with commas between (default: 64,128)",
-                "LIST", flags->head_dims, parse_number);
+  add_numbers_flag(*app, "--arch",
+                   "GPU architectures, with commas between (default: 80,86,89,90,120)",
+                   flags->archs, parse_arch);
+  add_enumerants_flag(*app, "--preset", "Presets, with commas between (default: all)", kPresets,
+                      flags->presets);
+  add_numbers_flag(*app, "--head-dim", "Head dimensions, with commas between (default: 64,128)",
+                   flags->head_dims, parse_number);
   app->add_option("--out", flags->out, "Folder for one blob of each arch")->type_name("DIR");
   add_json_flag(*app, flags->json);
   return {app, [flags] { return compile(*flags); }};

@@ -285,14 +285,8 @@ Command add_demo(CLI::App& program) {
   app->add_option("--files", flags->files,
                   "Files in that folder, .safetensors may be left out (default: all)")
       ->type_name("NAME");
-  const auto add_presets = [flags](const std::vector<std::string>& names) {
-    for (const std::string& name : names) {
-      flags->presets.push_back(parse_enumerant("--preset", name, demo_preset_names()));
-    }
-  };
-  app->add_option_function<std::vector<std::string>>("--preset", add_presets,
-                                                     "Presets to measure (default: all)")
-      ->type_name(join_names(demo_preset_names(), "|"));
+  add_enumerants_flag(*app, "--preset", "Presets to measure (default: all)", demo_preset_names(),
+                      flags->presets);
   app->add_option("--threads", flags->threads, "Threads (default: all)")->type_name("INT");
   add_json_flag(*app, flags->json);
   return {app, [flags] { return demo(*flags); }};

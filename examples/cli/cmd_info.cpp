@@ -2,7 +2,6 @@
 #include <chrono>
 #include <iostream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -51,25 +50,6 @@ std::vector<Resolved> resolve_presets(const Context& context, int32_t head_dim) 
   return presets;
 }
 
-Json report_json(const std::string& report) {
-  constexpr const char* kSeparator = ": ";
-  Json json = Json::object();
-  std::istringstream lines(report);
-  for (std::string line; std::getline(lines, line);) {
-    const size_t separator = line.find(kSeparator);
-    if (separator == std::string::npos) continue;
-    Json& value = json[line.substr(0, separator)];
-    const std::string text = line.substr(separator + 2);
-    if (value.is_null()) {
-      value = text;
-    } else {  // one of several: a list
-      if (!value.is_array()) value = Json::array({value});
-      value.push_back(text);
-    }
-  }
-  return json;
-}
-
 Json resolved_json(const Resolved& resolved) {
   Json json = {{"preset", resolved.preset}, {"head_dim", resolved.head_dim}};
   if (resolved.error.empty()) {
@@ -89,7 +69,7 @@ void print_json_info(const Context& context) {
   }
   print_json({{"version", sageattn_version_string()},
               {"source_id", sageattn_source_id()},
-              {"report", report_json(context.report())},
+              {"report", report_json(context)},
               {"presets", presets}});
 }
 

@@ -19,6 +19,7 @@ Command add_run(CLI::App& program);
 Command add_compare(CLI::App& program);
 Command add_demo(CLI::App& program);
 Command add_compile(CLI::App& program);
+Command add_bench(CLI::App& program, const std::string& command);  // as it was typed
 Command add_info(CLI::App& program);
 Command add_selftest(CLI::App& program);
 

@@ -1,12 +1,9 @@
 #include "device.h"
 
-#include <algorithm>
-#include <iterator>
 #include <map>
 #include <utility>
 
 #include "library.h"
-#include "src/core/error.h"
 #include "src/cuda/device.h"
 #include "src/cuda/driver.h"
 #include "src/cuda/memory.h"
@@ -15,19 +12,6 @@ namespace sageattn_cli {
 namespace {
 
 namespace cuda = sageattn::cuda;
-
-// What a call returns; what the driver says against it becomes a failure of the library.
-template <typename Call>
-auto guarded(Call call) {
-  try {
-    return call();
-  } catch (const sageattn::Error& failure) {
-    auto error = sized<sageattn_error>();
-    error.status = failure.status;
-    std::copy(std::begin(failure.message), std::end(failure.message), error.message);
-    throw LibraryFailure(failure.status, error);
-  }
-}
 
 }  // namespace
 
@@ -55,8 +39,12 @@ void* Device::allocate(size_t bytes) {
 
 void* Device::copy_of(const void* data, size_t bytes) {
   void* const address = allocate(bytes);
-  guarded([&] { state_->memory.at(address).upload(data, bytes); });
+  write(address, 0, data, bytes);
   return address;
+}
+
+void Device::write(void* address, size_t offset, const void* data, size_t bytes) {
+  guarded([&] { state_->memory.at(address).upload(data, bytes, offset); });
 }
 
 void Device::read(const void* address, void* to, size_t bytes) const {

@@ -19,6 +19,8 @@ class Device {
   void* allocate(size_t bytes);
   void* copy_of(const void* data, size_t bytes);
 
+  // The address is of `allocate`.
+  void write(void* address, size_t offset, const void* data, size_t bytes);
   void read(const void* address, void* to, size_t bytes) const;
   void wait() const;  // for what was enqueued on the default stream
 

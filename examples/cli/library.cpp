@@ -1,5 +1,7 @@
 #include "library.h"
 
+#include "src/core/plan.h"
+
 namespace sageattn_cli {
 namespace {
 
@@ -78,6 +80,15 @@ void Plan::execute(const sageattn_execute_args& args) {
     return sageattn_execute(handle_.get(), &args, workspace_, size, nullptr, error);
   });
   if (device_) device_->wait();
+}
+
+void Plan::enqueue(const sageattn_execute_args& args, CUstream_st* stream,
+                   sageattn::cuda::Observer* observer) {
+  const auto size = static_cast<size_t>(info_.preferred_workspace);
+  guarded([&] {
+    reinterpret_cast<const sageattn::Plan*>(handle_.get())
+        ->execute(args, workspace_, size, stream, observer);
+  });
 }
 
 }  // namespace sageattn_cli

@@ -1,7 +1,9 @@
 // The library's handles as C++ objects. A status other than SAGEATTN_OK becomes LibraryFailure.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,6 +11,11 @@
 #include "device.h"
 #include "failure.h"
 #include "sageattn.h"
+#include "src/core/error.h"
+
+namespace sageattn::cuda {
+class Observer;
+}
 
 namespace sageattn_cli {
 
@@ -37,6 +44,19 @@ void check(Call call) {
   if (status != SAGEATTN_OK) throw LibraryFailure(status, error);
 }
 
+// What a call into the library's insides returns; what it throws becomes a LibraryFailure.
+template <typename Call>
+auto guarded(Call call) {
+  try {
+    return call();
+  } catch (const sageattn::Error& failure) {
+    auto error = sized<sageattn_error>();
+    error.status = failure.status;
+    std::copy(std::begin(failure.message), std::end(failure.message), error.message);
+    throw LibraryFailure(failure.status, error);
+  }
+}
+
 class Context {
  public:
   explicit Context(const sageattn_context_desc& desc);
@@ -62,8 +82,12 @@ class Plan {
   Plan(const Context& context, const sageattn_attn_desc& desc);
 
   const sageattn_plan_info& info() const { return info_; }
+  const sageattn_plan* handle() const { return handle_.get(); }
   Device* device() const { return device_.get(); }  // where operands must be; null: host memory
   void execute(const sageattn_execute_args& args);  // returns when it is done
+  // With the CUDA backend. Returns when it is enqueued; `observer`, if any, sees each launch.
+  void enqueue(const sageattn_execute_args& args, CUstream_st* stream,
+               sageattn::cuda::Observer* observer = nullptr);
 
  private:
   struct Destroy {

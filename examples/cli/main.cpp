@@ -1,5 +1,6 @@
 // The `sageattn` program: attention on tensor files, accuracy reports, and what the library says
-// about the machine. It uses nothing of the library but its public header.
+// about the machine. It computes through the public header alone; `bench` looks behind it, to see each
+// launch.
 #include <cstdlib>
 #include <exception>
 #include <iostream>
@@ -63,6 +64,19 @@ void check_command(int argc, char** argv, const std::vector<Command>& commands) 
       "; the commands are " + known);
 }
 
+// To be pasted into a shell, under the program's own name.
+std::string command_line(int argc, char** argv) {
+  constexpr const char* kPlain =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+=.,:/";
+  std::string line = "sageattn";
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const bool plain = !word.empty() && word.find_first_not_of(kPlain) == std::string::npos;
+    line += plain ? " " + word : " '" + word + "'";
+  }
+  return line;
+}
+
 int run(const std::vector<Command>& commands) {
   for (const Command& command : commands) {
     if (!command.app->parsed()) continue;
@@ -79,9 +93,13 @@ int guarded_main(int argc, char** argv) {
   program.set_version_flag("--version", sageattn_version_string());
   program.footer(kFooter);
   program.get_formatter()->column_width(34);
-  const std::vector<Command> commands = {add_run(program),  add_compare(program),
-                                         add_demo(program), add_compile(program),
-                                         add_info(program), add_selftest(program)};
+  const std::vector<Command> commands = {add_run(program),
+                                         add_compare(program),
+                                         add_demo(program),
+                                         add_compile(program),
+                                         add_bench(program, command_line(argc, argv)),
+                                         add_info(program),
+                                         add_selftest(program)};
   try {
     check_command(argc, argv, commands);
     program.parse(argc, argv);

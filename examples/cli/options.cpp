@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <iterator>
+#include <sstream>
 
 #include "library.h"
 
@@ -22,7 +23,7 @@ constexpr Enumerant kBackendNames[] = {
     {"cuda", SAGEATTN_BACKEND_CUDA},
     {"cpu", SAGEATTN_BACKEND_CPU},
 };
-constexpr Enumerant kDtypes[] = {
+constexpr Enumerant kDtypeNames[] = {
     {"f16", SAGEATTN_F16}, {"bf16", SAGEATTN_BF16}, {"f32", SAGEATTN_F32}};
 constexpr Enumerant kLayoutNames[] = {{"nhd", SAGEATTN_LAYOUT_NHD}, {"hnd", SAGEATTN_LAYOUT_HND}};
 constexpr Enumerant kMasks[] = {
@@ -42,7 +43,7 @@ constexpr Enumerant kGranularities[] = {
 };
 constexpr Enumerant kSmooth[] = {
     {"auto", SAGEATTN_SMOOTH_AUTO}, {"on", SAGEATTN_SMOOTH_ON}, {"off", SAGEATTN_SMOOTH_OFF}};
-constexpr Enumerant kSmoothV[] = {
+constexpr Enumerant kSmoothVNames[] = {
     {"auto", SAGEATTN_SMOOTH_V_AUTO},
     {"off", SAGEATTN_SMOOTH_V_OFF},
     {"sequence", SAGEATTN_SMOOTH_V_SEQUENCE},
@@ -74,7 +75,7 @@ constexpr Enumerant kPvAccums[] = {
     {"f32", SAGEATTN_PV_ACCUM_F32},
     {"single_level", SAGEATTN_PV_ACCUM_SINGLE_LEVEL},
 };
-constexpr Enumerant kKernels[] = {
+constexpr Enumerant kKernelNames[] = {
     {"auto", SAGEATTN_KERNEL_AUTO},
     {"mma_sync", SAGEATTN_KERNEL_MMA_SYNC},
     {"wgmma", SAGEATTN_KERNEL_WGMMA},
@@ -91,7 +92,7 @@ constexpr Enumerant kOrigins[] = {
 };
 
 constexpr DescOption kDescOptions[] = {
-    {"out_dtype", "Type of the output (default: that of Q)", kDtypes, &Desc::out_dtype,
+    {"out_dtype", "Type of the output (default: that of Q)", kDtypeNames, &Desc::out_dtype,
      &Info::out_dtype},
     {"layout", "Order of tokens (N), heads (H), channels (D) in every tensor", kLayoutNames,
      &Desc::layout, nullptr},
@@ -112,8 +113,8 @@ constexpr DescOption kDescOptions[] = {
     {"smooth_q", "Subtract the mean of each tile of queries", kSmooth, &Desc::smooth_q,
      &Info::smooth_q},
     {"smooth_k", "Subtract the mean of all keys", kSmooth, &Desc::smooth_k, &Info::smooth_k},
-    {"smooth_v", "Subtract the mean of V and add it back to the output", kSmoothV, &Desc::smooth_v,
-     &Info::smooth_v},
+    {"smooth_v", "Subtract the mean of V and add it back to the output", kSmoothVNames,
+     &Desc::smooth_v, &Info::smooth_v},
     {"v_scale", "Which elements of a channel of V share a scale", kVScales, &Desc::v_scale,
      &Info::v_scale},
     {"rotation", "Change of basis of Q and K before quantization", kRotations, &Desc::rotation,
@@ -127,8 +128,7 @@ constexpr DescOption kDescOptions[] = {
      {},
      &Desc::promotion_interval,
      &Info::promotion_interval},
-    {"kernel", "Kernel family to run, or to emulate on the CPU", kKernels, &Desc::kernel,
-     &Info::kernel},
+    {"kernel", "Kernel family", kKernelNames, &Desc::kernel, &Info::kernel},
     {"pv_model", "Model of FP8 accumulation", kPvModels, &Desc::pv_model, &Info::pv_model},
 };
 
@@ -160,6 +160,9 @@ Json value_json(const DescOption& option, int32_t value) {
 const std::span<const Enumerant> kPresets = kPresetNames;
 const std::span<const Enumerant> kLayouts = kLayoutNames;
 const std::span<const Enumerant> kBackends = kBackendNames;
+const std::span<const Enumerant> kDtypes = kDtypeNames;
+const std::span<const Enumerant> kKernels = kKernelNames;
+const std::span<const Enumerant> kSmoothV = kSmoothVNames;
 
 std::span<const DescOption> desc_options() { return kDescOptions; }
 
@@ -193,6 +196,32 @@ void add_enumerant_flag(CLI::App& app, const std::string& flag, const std::strin
     set(parse_enumerant(flag, text, enumerants));
   };
   app.add_option_function<std::string>(flag, parse, help)->type_name(join_names(enumerants, "|"));
+}
+
+std::vector<std::string> split_lists(const std::string& flag,
+                                     const std::vector<std::string>& lists) {
+  std::vector<std::string> elements;
+  for (const std::string& list : lists) {
+    for (size_t start = 0, end = 0; end != std::string::npos; start = end + 1) {
+      end = list.find(',', start);
+      elements.push_back(list.substr(start, end - start));
+      if (elements.back().empty()) {
+        throw CLI::ValidationError(flag, "'" + list + "' has an empty element");
+      }
+    }
+  }
+  return elements;
+}
+
+void add_enumerants_flag(CLI::App& app, const std::string& flag, const std::string& help,
+                         std::span<const Enumerant> enumerants, std::vector<int32_t>& values) {
+  const auto parse = [flag, enumerants, &values](const std::vector<std::string>& lists) {
+    for (const std::string& name : split_lists(flag, lists)) {
+      values.push_back(parse_enumerant(flag, name, enumerants));
+    }
+  };
+  app.add_option_function<std::vector<std::string>>(flag, parse, help)
+      ->type_name(join_names(enumerants, "|"));
 }
 
 void DescFlags::add_to(CLI::App& app) {
@@ -261,8 +290,8 @@ Json plan_json(const sageattn_plan_info& info) {
       {"preferred_workspace", info.preferred_workspace},
       {"b_q", info.b_q},
       {"b_k", info.b_k},
-      {"q_dtype", name_of(kDtypes, info.q_dtype)},
-      {"kv_dtype", name_of(kDtypes, info.kv_dtype)},
+      {"q_dtype", name_of(kDtypeNames, info.q_dtype)},
+      {"kv_dtype", name_of(kDtypeNames, info.kv_dtype)},
       {"sm_scale", info.sm_scale},
   };
   for (const DescOption& option : desc_options()) {
@@ -280,6 +309,25 @@ std::vector<std::pair<std::string, std::string>> plan_numerics(const sageattn_pl
                           applies(option, value) ? name_of(option.enumerants, value) : "-");
   }
   return numerics;
+}
+
+Json report_json(const Context& context) {
+  constexpr const char* kSeparator = ": ";
+  Json json = Json::object();
+  std::istringstream lines(context.report());
+  for (std::string line; std::getline(lines, line);) {
+    const size_t separator = line.find(kSeparator);
+    if (separator == std::string::npos) continue;
+    Json& value = json[line.substr(0, separator)];
+    const std::string text = line.substr(separator + 2);
+    if (value.is_null()) {
+      value = text;
+    } else {  // one of several: a list
+      if (!value.is_array()) value = Json::array({value});
+      value.push_back(text);
+    }
+  }
+  return json;
 }
 
 }  // namespace sageattn_cli

@@ -16,6 +16,8 @@
 
 namespace sageattn_cli {
 
+class Context;
+
 using Json = nlohmann::ordered_json;
 
 struct Enumerant {
@@ -36,6 +38,9 @@ std::span<const DescOption> desc_options();
 extern const std::span<const Enumerant> kPresets;
 extern const std::span<const Enumerant> kLayouts;
 extern const std::span<const Enumerant> kBackends;
+extern const std::span<const Enumerant> kDtypes;
+extern const std::span<const Enumerant> kKernels;
+extern const std::span<const Enumerant> kSmoothV;
 
 // The name of a value, or the number itself if it has none.
 std::string name_of(std::span<const Enumerant> enumerants, int32_t value);
@@ -50,6 +55,16 @@ std::string join_names(std::span<const Enumerant> enumerants, const char* separa
 // Adds a flag that takes one of the names and gives its value to `set`.
 void add_enumerant_flag(CLI::App& app, const std::string& flag, const std::string& help,
                         std::span<const Enumerant> enumerants, std::function<void(int32_t)> set);
+
+// The elements of lists with commas between. An empty one, which CLI11 would drop or take for 0, is a
+// usage error.
+std::vector<std::string> split_lists(const std::string& flag,
+                                     const std::vector<std::string>& lists);
+
+// Adds a flag that takes some of the names, with commas between or each with a flag of its own, and
+// appends their values, which outlive the parse.
+void add_enumerants_flag(CLI::App& app, const std::string& flag, const std::string& help,
+                         std::span<const Enumerant> enumerants, std::vector<int32_t>& values);
 
 // A preset and the fields that flags changed.
 class DescFlags {
@@ -82,5 +97,8 @@ Json plan_json(const sageattn_plan_info& info);
 
 // Name and value of every resolved field of the table; "-" if it plays no part in the plan.
 std::vector<std::pair<std::string, std::string>> plan_numerics(const sageattn_plan_info& info);
+
+// The lines of sageattn_context_report; what has several is a list.
+Json report_json(const Context& context);
 
 }  // namespace sageattn_cli

@@ -154,7 +154,10 @@ struct AttnParams {
   i32 first_head, head_count;      // query heads of this launch
   i32 first_q_tile, q_tile_count;  // and tiles of queries of each sequence
   float score_scale;               // sm_scale log2(e)
-  i32 v_grouped;                   // V's scales and means are those of each tile of 64 keys
+  i32 v_grouped;                   // V's scales and means are those of groups
+  i32 v_group_tiles;               // of how many tiles of keys; wgmma: promoted after as many
+  i32 out_in_pieces;               // wgmma: rows of out can be written in 16-byte pieces
+  i32* next_item;                  // wgmma: 0 at first
   i32 v_smooth;                    // V's mean is added back
 };
 

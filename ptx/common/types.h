@@ -11,4 +11,5 @@
 namespace sageattn {
 using i32 = int;
 using i64 = long long;
+using u64 = unsigned long long;
 }  // namespace sageattn

@@ -27,7 +27,7 @@ __device__ __forceinline__ float quiet_nan() { return __int_as_float(0x7fc00000)
 __device__ __forceinline__ unsigned thread_anew() {
   unsigned thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
+  return thread % kAttnThreads;
 }
 
 // ---- The block's work ----
@@ -45,38 +45,44 @@ struct Work {
   const float* ds;                 // corrections of this q tile's scores, from key 0 on
 
   // rows is 0 or less if the block has nothing to do.
-  __device__ __forceinline__ void find(const AttnParams& p) {
+  __device__ __forceinline__ void find(const AttnParams& p, unsigned pair, i32 in_run) {
     constexpr i32 b_q = kMt * 64;
-    const unsigned tiles = static_cast<unsigned>(p.q_tile_count);
-    const unsigned pair = blockIdx.x / tiles;
-    // Later tiles see more keys under a causal mask: longest first.
-    const i32 in_run = static_cast<i32>(tiles - 1 - blockIdx.x % tiles);
     q_tile = p.first_q_tile + in_run;
     head = p.first_head + static_cast<i32>(pair % static_cast<unsigned>(p.head_count));
     batch = static_cast<i32>(pair / static_cast<unsigned>(p.head_count));
     kv_head = head / (p.heads.qo / p.heads.kv);
+    asm volatile("" ::: "memory");
     sequence = sequence_at(p.sequences, batch);
+    asm volatile("" ::: "memory");
     const i32 first_row = q_tile * b_q;
     rows = sequence.qo_len - first_row;
     if (rows <= 0) return;
     if (rows > b_q) rows = b_q;
     q_row = head * p.heads.q_tiles + sequence.first_q_tile + q_tile;
+    asm volatile("" ::: "memory");
     k_row = kv_head * p.heads.k_tiles + sequence.first_k_tile;
+    asm volatile("" ::: "memory");
     sequence_row = p.v_grouped ? kv_head * p.heads.v_groups + sequence.first_v_group
                                : kv_head * p.heads.sequences + batch;
+    asm volatile("" ::: "memory");
     k_scale = p.k_scale + k_row * kKGroupsPerTile;
+    asm volatile("" ::: "memory");
     ds = p.ds + (i64{head - p.first_head} * p.q_tile_count + in_run) * p.ds_pitch +
          sequence.first_k_tile * kBk;
 
+    asm volatile("" ::: "memory");
     band = make_band(static_cast<MaskKind>(p.mask), p.window_left, p.window_right, sequence.qo_len,
                      sequence.kv_len);
+    asm volatile("" ::: "memory");
     // Both ends of a band grow with the query, so the first and the last row bound all.
     const i32 last_row = first_row + rows - 1;
     const i32 first_key = band.first_key(first_row);
     const i32 end_key = band.end_key(last_row);
     first_key_tile = first_key / kBk;
     end_key_tile = end_key <= first_key ? first_key_tile : (end_key + kBk - 1) / kBk;
+    asm volatile("" ::: "memory");
     full_begin = (band.first_key(last_row) + kBk - 1) / kBk;
+    asm volatile("" ::: "memory");
     const i32 common_end = band.end_key(first_row);
     full_end = common_end < 0 ? 0 : common_end / kBk;
   }
@@ -417,14 +423,15 @@ template <int kMt>
 __device__ __forceinline__ void fill_rows(const AttnParams& p, const Work<kMt>& work, float x,
                                           float lse) {
   const i32 first_row = work.q_tile * kMt * 64;
-  for (i32 i = static_cast<i32>(threadIdx.x); i < work.rows * p.out.channels; i += kAttnThreads) {
+  const i32 thread = static_cast<i32>(thread_anew());
+  for (i32 i = thread; i < work.rows * p.out.channels; i += kAttnThreads) {
     const i64 token = work.sequence.q_start + first_row + i / p.out.channels;
     store_out(p.out,
               token_offset(p.out, work.batch, token, work.head) + i % p.out.channels * p.out.dim,
               x);
   }
   if (p.lse == nullptr) return;
-  for (i32 i = static_cast<i32>(threadIdx.x); i < work.rows; i += kAttnThreads) {
+  for (i32 i = thread; i < work.rows; i += kAttnThreads) {
     p.lse[work.batch * p.lse_batch + work.head * p.lse_head +
           (work.sequence.q_start + first_row + i) * p.lse_token] = lse;
   }
@@ -433,7 +440,11 @@ __device__ __forceinline__ void fill_rows(const AttnParams& p, const Work<kMt>& 
 // Finds the block's work. False: there is nothing to attend to, and what needs writing is written.
 template <int kMt>
 __device__ __forceinline__ bool begin(const AttnParams& p, Work<kMt>& work) {
-  if (threadIdx.x == 0) work.find(p);
+  if (threadIdx.x == 0) {
+    const unsigned tiles = static_cast<unsigned>(p.q_tile_count);
+    // Later tiles see more keys under a causal mask: longest first.
+    work.find(p, blockIdx.x / tiles, static_cast<i32>(tiles - 1 - blockIdx.x % tiles));
+  }
   __syncthreads();
   if (work.rows <= 0) return false;
   if (work.sequence.bad) {
@@ -462,7 +473,6 @@ __device__ __forceinline__ void store_rows(const AttnParams& p, const Work<kMt>&
   const i32 first_row = work.q_tile * kMt * 64;
   float* stage = reinterpret_cast<float*>(shared) + warp * 16 * kStage.pitch;
   const int column = lane * 4 % kStage.columns;
-  __syncthreads();  // other warps may still read the last tile
 #pragma unroll
   for (int mt = 0; mt < kMt; ++mt) {
     float inverse[2];

@@ -10,7 +10,11 @@
 
 namespace sageattn {
 
-inline constexpr i32 kBk = tile_shape({256, 256}, false).b_k;  // keys a tile, whatever the dims
+#if defined(WGMMA) && WGMMA
+inline constexpr i32 kBk = tile_shape({128, 128}, true).b_k;  // keys a tile, whatever the dims
+#else
+inline constexpr i32 kBk = tile_shape({256, 256}, false).b_k;
+#endif
 
 // Rows a warp, of 16: 32 while the output fits in registers. Four warps a block.
 SAGEATTN_HD constexpr i32 row_fragments(HeadDims dims) {

@@ -10,9 +10,10 @@ namespace {
 // Channels up to which Q, K, V and the accumulator of a tile fit the fast tiles' budgets.
 constexpr int32_t kFastHeadDim = 128;
 
-// Keys a V group when its mean and scale are taken per group: the largest at which accumulation
-// costs less than rounding V does, also when V drifts along the sequence.
-constexpr int32_t kGroupInterval = 512;
+// Keys a V group when its mean and scale are taken per group. Promotion every 1024 keys costs
+// attn_sm90a some 10 % less time than every 512, and accumulation still costs less than rounding V
+// does, but where V drifts along the sequence: 0.56 % instead of 0.36 (docs/numerics.md, section 9).
+constexpr int32_t kGroupInterval = 1024;
 
 // Keys an fp16 accumulator can take: 64 * 512 (FP16 V) and 64 * 448 * 2.25 (E4M3) stay below 65504.
 constexpr int32_t kF16Interval = 64;
@@ -26,8 +27,7 @@ int32_t resolve_pv_format(const sageattn_attn_desc& desc, const PlanConfig& plan
   if (plan.qk_format == SAGEATTN_QK_NONE) return SAGEATTN_PV_NONE;
   // Above kFastHeadDim there is no WGMMA kernel, and on sm_90 the E4M3 mma.sync is emulated: FP16
   // is faster there, and more accurate. sm_120 runs E4M3, but has not been measured.
-  const bool wgmma = plan.backend != SAGEATTN_BACKEND_CUDA &&  // until there is a kernel
-                     desc.kernel != SAGEATTN_KERNEL_MMA_SYNC;
+  const bool wgmma = desc.kernel != SAGEATTN_KERNEL_MMA_SYNC;
   const bool fast = plan.arch == 89 || (plan.arch == 90 && wgmma);
   return fast && std::max(plan.head_dim, plan.head_dim_v) <= kFastHeadDim ? SAGEATTN_PV_E4M3
                                                                           : SAGEATTN_PV_F16;
@@ -47,8 +47,7 @@ int32_t resolve_kernel(const sageattn_attn_desc& desc, const PlanConfig& plan) {
   // V must be 8 bit (wgmma wants it transposed in shared memory, which is done while quantizing)
   // and the accumulator fp32. What only the CPU backend has follows the tiles of its neighbours, so
   // that a comparison changes one thing at a time.
-  const bool wgmma = plan.backend != SAGEATTN_BACKEND_CUDA &&  // until there is a kernel
-                     plan.arch == 90 && std::max(plan.head_dim, plan.head_dim_v) <= kFastHeadDim &&
+  const bool wgmma = plan.arch == 90 && std::max(plan.head_dim, plan.head_dim_v) <= kFastHeadDim &&
                      plan.pv_format != SAGEATTN_PV_F16 && plan.pv_accum != SAGEATTN_PV_ACCUM_F16;
   return wgmma ? SAGEATTN_KERNEL_WGMMA : SAGEATTN_KERNEL_MMA_SYNC;
 }

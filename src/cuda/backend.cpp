@@ -94,6 +94,7 @@ Program::Program(const PlanConfig& plan, const Target& target, jit::KernelStore&
     kernel.name = use.name;
     kernel.threads = use.threads;
     kernel.shared_bytes = use.shared_bytes;
+    kernel.stays = use.stays;
     sageattn_kernel_info& info = infos_[uses.size() - 1 - i] = info_of(use, *image);
     info.arch = target.binary;
     if (target.device != nullptr) {
@@ -118,6 +119,8 @@ void Program::launch(const PlanConfig& plan, const Launch& launch, Stream stream
     void launch(Kernel kernel, int64_t blocks, const void* params) override {
       const Loaded& loaded = program_.kernels_[static_cast<int>(kernel)];
       LaunchConfig config{};
+      if (loaded.stays)
+        blocks = std::min<int64_t>(blocks, program_.target_.device->multiprocessors);
       config.grid_x = static_cast<unsigned>(blocks);
       config.grid_y = config.grid_z = config.block_y = config.block_z = 1;
       config.block_x = static_cast<unsigned>(loaded.threads);

@@ -68,6 +68,7 @@ class Program {
   struct Loaded {
     Function function = nullptr;
     int threads = 0, shared_bytes = 0;
+    bool stays = false;
     std::string name;
   };
 

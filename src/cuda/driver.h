@@ -36,7 +36,9 @@ inline constexpr Result kErrorNoBinaryForGpu = 209;
 inline constexpr Result kErrorSystemDriverMismatch = 803;
 inline constexpr Result kErrorCompatNotSupported = 804;
 
+inline constexpr DeviceAttribute kDeviceClockRate = 13;
 inline constexpr DeviceAttribute kDeviceMultiprocessorCount = 16;
+inline constexpr DeviceAttribute kDeviceL2CacheSize = 38;
 inline constexpr DeviceAttribute kDeviceMajor = 75;
 inline constexpr DeviceAttribute kDeviceMinor = 76;
 inline constexpr DeviceAttribute kDeviceMaxSharedMemoryOptin = 97;

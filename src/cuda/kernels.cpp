@@ -5,6 +5,7 @@
 #include "include/sageattn.h"
 #include "ptx/common/params.h"
 #include "ptx/tile/attn_shared.h"
+#include "ptx/tile/sm90_block.h"
 #include "ptx/tile/tiles.h"
 #include "src/core/error.h"
 #include "src/core/select.h"
@@ -20,11 +21,15 @@ bool is_exact(const PlanConfig& plan) { return plan.qk_format == SAGEATTN_QK_NON
 
 const char* attention_kernel(const PlanConfig& plan) {
   if (is_exact(plan)) return "attn_f16";
+  if (plan.kernel == SAGEATTN_KERNEL_WGMMA) return "attn_sm90a";
   return plan.pv_format == SAGEATTN_PV_E4M3 ? "attn_sm89" : "attn_sm80";
 }
 
 int attention_shared_bytes(const PlanConfig& plan) {
   const Shape shape(plan);
+  if (shape.wgmma) {
+    return Sm90Block({shape.d_tile, shape.dv_tile}, plan.smooth_q == SAGEATTN_SMOOTH_ON).bytes;
+  }
   return AttnShared({shape.d_tile, shape.dv_tile}, shape.qk_row_bytes * 8 / shape.d_tile,
                     shape.v_row_bytes * 8 / shape.dv_tile, plan.smooth_q == SAGEATTN_SMOOTH_ON)
       .bytes;
@@ -85,6 +90,10 @@ std::vector<KernelUse> kernels_of(const PlanConfig& plan) {
                       attention_shared_bytes(plan)};
   if (is_exact(plan)) {
     attention.macros.push_back({"BF16", plan.kv_dtype == SAGEATTN_BF16});
+  } else if (shape.wgmma) {
+    attention.macros.push_back({"SMOOTH_Q", smooth_q});
+    attention.threads = Sm90Block::kThreads;
+    attention.stays = true;
   } else {
     attention.macros.push_back(int4);
     attention.macros.push_back({"SMOOTH_Q", smooth_q});
@@ -128,10 +137,6 @@ void check_supported(const PlanConfig& plan) {
   if (plan.rotation == SAGEATTN_ROTATION_SMOOTHATTN) {
     unsupported("rotation", plan.rotation, "use SAGEATTN_ROTATION_NONE or HADAMARD");
   }
-  if (plan.kernel != SAGEATTN_KERNEL_MMA_SYNC) {
-    unsupported("kernel", plan.kernel, "use SAGEATTN_KERNEL_AUTO or MMA_SYNC");
-  }
-
   if (plan.row_sum != SAGEATTN_ROW_SUM_ROUNDED_P) {
     unsupported("row_sum", plan.row_sum, "use SAGEATTN_ROW_SUM_AUTO or ROUNDED_P");
   }
@@ -170,12 +175,16 @@ void check_supported(const PlanConfig& plan) {
   } else {
     unsupported("pv_format", plan.pv_format, "use SAGEATTN_PV_E4M3, F16 or NONE");
   }
+  const int32_t interval = plan.promotion_interval;
   if (plan.kernel == SAGEATTN_KERNEL_WGMMA) {
-    if (plan.promotion_interval % plan.tile.b_k != 0) {
-      unsupported("promotion_interval", plan.promotion_interval, "use a multiple of 128");
+    if (accum != SAGEATTN_PV_ACCUM_TWO_LEVEL) {
+      unsupported("pv_accum", accum, "with SAGEATTN_KERNEL_WGMMA use TWO_LEVEL");
     }
-  } else if (plan.promotion_interval != 0 && plan.promotion_interval != plan.tile.b_k) {
-    unsupported("promotion_interval", plan.promotion_interval, "use 64");
+    if (interval % plan.tile.b_k != 0) {
+      unsupported("promotion_interval", interval, "use a multiple of 128, or 0");
+    }
+  } else if (interval != 0 && interval != plan.tile.b_k) {
+    unsupported("promotion_interval", interval, "use 64, or 0");
   }
 }
 

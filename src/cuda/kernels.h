@@ -19,6 +19,8 @@ struct KernelUse {
   std::vector<jit::Macro> macros;
   int threads;       // a block
   int shared_bytes;  // a block, dynamic
+  bool stays =
+      false;  // blocks take work until there is none: no more than run at once are launched
 };
 
 // Every kernel that some execute of the plan launches.

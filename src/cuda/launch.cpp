@@ -199,6 +199,9 @@ AttnParams attention_params(const Task& t) {
   p.window_right = plan.window_right;
   p.score_scale = cpu::score_scale(plan);
   p.v_grouped = t.shape.grouped ? 1 : 0;
+  p.v_group_tiles = std::max(1, plan.promotion_interval / plan.tile.b_k);
+  p.out_in_pieces = is_irregular(p.out) ? 0 : 1;
+  p.next_item = t.areas.next_item;
   p.v_smooth = t.v_smooth;
   return p;
 }

@@ -1,4 +1,4 @@
-// Device memory and streams of the self-test, the tests and the benchmarks: an execute uses neither.
+// Device memory, streams and events of the self-test, the tests and the program: an execute uses none.
 #pragma once
 
 #include <cstddef>
@@ -80,6 +80,32 @@ class StreamOwner {
  private:
   const Driver& api_;
   Stream stream_ = nullptr;
+};
+
+// A point in a stream, and the time when it was reached.
+class EventOwner {
+ public:
+  explicit EventOwner(const Driver& api) : api_(&api) {
+    check(api, api.EventCreate(&event_, 0), "cuEventCreate");
+  }
+  EventOwner(EventOwner&& other) noexcept
+      : api_(other.api_), event_(std::exchange(other.event_, nullptr)) {}
+  EventOwner& operator=(EventOwner&&) = delete;
+  ~EventOwner() {
+    if (event_ != nullptr) api_->EventDestroy(event_);
+  }
+
+  void record(Stream stream) { check(*api_, api_->EventRecord(event_, stream), "cuEventRecord"); }
+  void wait() const { check(*api_, api_->EventSynchronize(event_), "cuEventSynchronize"); }
+  double ms_since(const EventOwner& start) const {
+    float ms = 0;
+    check(*api_, api_->EventElapsedTime(&ms, start.event_, event_), "cuEventElapsedTime");
+    return static_cast<double>(ms);
+  }
+
+ private:
+  const Driver* api_;
+  Event event_ = nullptr;
 };
 
 }  // namespace sageattn::cuda

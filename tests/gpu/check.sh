@@ -3,8 +3,7 @@
 #
 #   tests/gpu/check.sh [--bin DIR] [--out DIR] [STAGE...]
 #
-#   --bin DIR  take gpu_check and, if they are there, sageattn and libsageattn.so.0 from DIR instead of
-#              building them
+#   --bin DIR  take gpu_check and, if it is there, sageattn from DIR instead of building them
 #   --out DIR  where logs, the build and the kernel cache go (default: build/gpu)
 #
 # Stages, all by default: selftest checks grid shapes large memcheck racecheck. The last two run a few
@@ -100,13 +99,12 @@ if [ -z "$bin" ]; then
     exit 1
   fi
   mkdir -p "$out/bin"
-  for program in tests/gpu/gpu_check tests/gpu/gpu_bench examples/cli/sageattn; do
+  for program in tests/gpu/gpu_check examples/cli/sageattn; do
     [ ! -e "$out/build/$program" ] || ln -sf "../build/$program" "$out/bin/"
   done
   bin=$out/bin
 fi
 
-export LD_LIBRARY_PATH=$bin${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 for name in "${stages[@]}"; do
   case $name in
     memcheck) sanitize memcheck ;;

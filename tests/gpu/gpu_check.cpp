@@ -111,6 +111,30 @@ std::vector<Numerics> all_numerics(int32_t arch) {
   add("v_group", kPP, [](Desc& d) { d.smooth_v = SAGEATTN_SMOOTH_V_GROUP; });
   add("i4_hadamard", k4B, [](Desc& d) { d.rotation = SAGEATTN_ROTATION_HADAMARD; });
   add("i4", kPP, [](Desc& d) { d.qk_format = SAGEATTN_QK_I4; });
+  if (arch != 90) return list;
+
+  // The same by wgmma.
+  const auto add_wgmma = [&](const char* name, int32_t preset, const auto& change) {
+    add(name, preset, [&](Desc& d) {
+      d.kernel = SAGEATTN_KERNEL_WGMMA;
+      change(d);
+    });
+    list.back().max_dim = 128;
+  };
+  for (const int32_t preset : {k8B, k4B}) {
+    add_wgmma("wgmma", preset, [](Desc&) {});
+    add_wgmma("wgmma_smooth_q", preset, [](Desc& d) {
+      d.smooth_q = d.smooth_q == SAGEATTN_SMOOTH_ON ? SAGEATTN_SMOOTH_OFF : SAGEATTN_SMOOTH_ON;
+    });
+  }
+  add_wgmma("wgmma_no_smooth_k", k8B, [](Desc& d) { d.smooth_k = SAGEATTN_SMOOTH_OFF; });
+  add_wgmma("wgmma_v_off", k8B, [](Desc& d) { d.smooth_v = SAGEATTN_SMOOTH_V_OFF; });
+  add_wgmma("wgmma_v_sequence", k8B, [](Desc& d) { d.smooth_v = SAGEATTN_SMOOTH_V_SEQUENCE; });
+  add_wgmma("wgmma_interval128", k8B, [](Desc& d) { d.promotion_interval = 128; });
+  add_wgmma("wgmma_interval512", k8B, [](Desc& d) { d.promotion_interval = 512; });
+  add_wgmma("wgmma_hadamard", k8B, [](Desc& d) { d.rotation = SAGEATTN_ROTATION_HADAMARD; });
+  add_wgmma("wgmma_per_block", k8B,
+            [](Desc& d) { d.qk_granularity = SAGEATTN_GRANULARITY_PER_BLOCK; });
   return list;
 }
 
@@ -127,7 +151,7 @@ std::vector<Numerics> quick_numerics(int32_t arch) {
     const std::string suffix = n.name.substr(std::min(n.name.find('+'), n.name.size()));
     return n.name.starts_with("AUTO") ||
            (suffix != "" && suffix != "+smooth_q" && suffix != "+i4" && suffix != "+accum_f16" &&
-            suffix != "+hadamard");
+            suffix != "+hadamard" && suffix != "+wgmma" && suffix != "+wgmma_smooth_q");
   });
   return list;
 }

@@ -1,5 +1,5 @@
-// What programs that run on a GPU share: flags, the library's context on a device, exit codes, and
-// values to fill device memory with.
+// What gpu_check stands on: flags, the library's context on a device, exit codes, and values to fill
+// device memory with.
 #pragma once
 
 #include <cstdint>

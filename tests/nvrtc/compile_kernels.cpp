@@ -178,6 +178,7 @@ Uses uses_of_plans() {
     each({SAGEATTN_QK_I8, SAGEATTN_QK_I4}, [&](int32_t qk) { desc.qk_format = qk;
     each({SAGEATTN_PV_E4M3, SAGEATTN_PV_F16}, [&](int32_t pv) { desc.pv_format = pv;
     each({SAGEATTN_PV_ACCUM_AUTO, SAGEATTN_PV_ACCUM_F16}, [&](int32_t sum) { desc.pv_accum = sum;
+    each({SAGEATTN_KERNEL_AUTO, SAGEATTN_KERNEL_MMA_SYNC}, [&](int32_t k) { desc.kernel = k;
     each({SAGEATTN_SMOOTH_ON, SAGEATTN_SMOOTH_OFF}, [&](int32_t on) { desc.smooth_q = on;
     each({SAGEATTN_SMOOTH_ON, SAGEATTN_SMOOTH_OFF}, [&](int32_t on) { desc.smooth_k = on;
     each({SAGEATTN_SMOOTH_V_OFF, SAGEATTN_SMOOTH_V_SEQUENCE, SAGEATTN_SMOOTH_V_GROUP},
@@ -185,7 +186,7 @@ Uses uses_of_plans() {
     each({SAGEATTN_GRANULARITY_PER_THREAD, SAGEATTN_GRANULARITY_PER_BLOCK},
          [&](int32_t granularity) { desc.qk_granularity = granularity;
       add_uses(desc, "", uses);
-    }); }); }); }); }); }); });
+    }); }); }); }); }); }); }); });
   }); }); }); });
   // clang-format on
   return uses;

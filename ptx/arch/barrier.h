@@ -1,0 +1,75 @@
+// Bulk copies from global to shared memory and the barriers that they complete. sm_90.
+#pragma once
+
+#include "ptx/common/types.h"
+
+namespace sageattn {
+
+// mbarrier.init: a phase ends after `count` arrivals and all bytes that they announced.
+__device__ __forceinline__ void barrier_init(unsigned barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+// fence.proxy.async: what was written to shared memory so far is seen by bulk copies and wgmma.
+__device__ __forceinline__ void fence_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// mbarrier.arrive.expect_tx: one arrival that announces `bytes`.
+__device__ __forceinline__ void barrier_expect(unsigned barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+// Waits for the end of the phase with that parity.
+__device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{.reg .pred p;\n"
+      "wait:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+      "@!p bra wait;}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// cp.async.bulk: addresses and bytes are multiples of 16.
+__device__ __forceinline__ void copy_bulk(unsigned to, const void* from, int bytes,
+                                          unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// cp.async.bulk to global memory, in a group of its own; what this thread and those that it has synchronised
+// with wrote to shared memory before fence_async is copied.
+__device__ __forceinline__ void copy_out_bulk(void* to, unsigned from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// cp.async.bulk.wait_group.read: the thread's copies have read shared memory.
+__device__ __forceinline__ void wait_copied_out() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// mbarrier.arrive: one arrival; orders this thread's accesses before it.
+__device__ __forceinline__ void barrier_arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// setmaxnreg: registers of each thread of the warpgroup from here on, a multiple of 8.
+template <int kRegisters, bool kMore>
+__device__ __forceinline__ void set_registers() {
+  if constexpr (kMore) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  }
+}
+
+
+}  // namespace sageattn
