@@ -292,7 +292,8 @@ typedef struct sageattn_context_desc {
   int32_t target_arch;   /* 0: the device's. Else 80, 86, 89, 90 or 120: the arch to compile for or,
                           with the CPU backend, whose tiles and accumulation to emulate (0: 90) */
   int32_t num_threads;   /* of the CPU backend, the calling thread included, 1..1024; 0: one for
-                          each processor this process may use */
+                          each processor this process may use; must be 0 with BACKEND_CUDA, unused
+                          if AUTO takes a GPU */
   const char *cache_dir; /* kernel cache folder, UTF-8; NULL: $SAGEATTN_CACHE_DIR, else
                              $XDG_CACHE_HOME/sageattn, else $HOME/.cache/sageattn. Copied */
   const char *nvrtc_path; /* NVRTC to load, file or folder; NULL: search. Copied */
@@ -395,7 +396,7 @@ typedef struct sageattn_plan_info {
   int32_t spill_bytes; /* a thread */
   int32_t smem_bytes;  /* a block */
   int32_t threads;     /* a block */
-  int32_t launches;    /* kernel launches an execute */
+  int32_t launches;    /* kernel launches an execute; INT32_MAX: so many or more */
   float compile_ms;    /* time in NVRTC, added up over the plan's kernels, which compile side by
                           side; 0 if nothing was compiled */
 

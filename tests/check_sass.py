@@ -27,7 +27,7 @@ TABLE = os.path.join(ROOT, "tests", "nvrtc", "sass.tsv")
 HEAD_DIM = 128
 SKIPPED = 77
 
-# What the kernels of a preset must multiply with: on these archs nothing is emulated.
+# What the kernels of a preset must multiply with: on these archs nothing else is emulated.
 S8, S4 = r"IMMA\.16832\.S8\.S8", r"IMMA\.\w+\.S4\.S4"
 FP8, F16 = r"QMMA\.16832\.F\w+\.E4M3\.E4M3", r"HMMA\.16816\.F\w+"
 EXPECTED = {
@@ -35,13 +35,16 @@ EXPECTED = {
     ("exact", "sm_80"): (F16,), ("exact", "sm_86"): (F16,), ("exact", "sm_89"): (F16,),
     ("sage2_8b", "sm_89"): (S8, FP8), ("sage2pp", "sm_89"): (S8, FP8),
     ("sage2_4b", "sm_89"): (S4, FP8),
+    ("sage1", "sm_120"): (S8, F16), ("exact", "sm_120"): (F16,),
+    ("sage2_8b", "sm_120"): (S8, FP8), ("sage2pp", "sm_120"): (S8, FP8),
+    ("sage2_4b", "sm_120"): (S8, FP8),  # which has no INT4: it becomes INT8
 }
 
 # Of a multiprocessor (CUDA C++ Programming Guide, table of technical specifications): warps,
 # blocks, bytes of shared memory. All have 65536 registers, in units of 256 a warp.
 LIMITS = {"80": (64, 32, 164 << 10), "86": (48, 16, 100 << 10), "89": (48, 24, 100 << 10),
           "90": (64, 32, 228 << 10), "120": (48, 24, 100 << 10)}
-SYSTEM_SHARED = 1024  # a block; from sm_90 on ptxas counts it
+SYSTEM_SHARED = 1024  # a block; on no arch does ptxas count it
 
 COLUMNS = ("kernel", "macros", "arch", "instructions", "mma", "per_qk_mma", "per_pv_mma",
            "registers", "smem", "blocks_per_sm")
@@ -100,7 +103,7 @@ def blocks_per_sm(arch, threads, registers, static_smem, dynamic_smem):
     max_warps, max_blocks, max_shared = LIMITS[number]
     warps = -(-threads // 32)
     by_registers = 65536 // (-(-registers * 32 // 256) * 256) // 4 * 4 // warps
-    shared = static_smem + dynamic_smem + (SYSTEM_SHARED if int(number) < 90 else 0)
+    shared = static_smem + dynamic_smem + SYSTEM_SHARED
     by_shared = max_shared // max(-(-shared // 128) * 128, 1)
     return min(max_warps // warps, max_blocks, by_registers, by_shared)
 

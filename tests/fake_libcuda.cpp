@@ -1,8 +1,8 @@
 // A CUDA driver without a GPU: two devices whose kernels do nothing. It checks what it is called
 // with, so that launches can be tested anywhere. Built as libcuda.so.1; the environment variables
 // FAKE_CUDA_VERSION (e.g. 11040), FAKE_CUDA_CC (e.g. 89), FAKE_CUDA_DEVICES, FAKE_CUDA_NAME and
-// FAKE_CUDA_MISSING (a symbol) change what it pretends to be; FAKE_CUDA_MEMORY is how many
-// allocations succeed.
+// FAKE_CUDA_MISSING (a symbol, or "all" as in a toolkit's stub) change what it pretends to be;
+// FAKE_CUDA_MEMORY is how many allocations succeed.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -246,6 +246,7 @@ __attribute__((visibility("default"))) Result cuGetProcAddress_v2(const char* na
   if (version < 2000 || flags != 1) return 1;
   const char* missing = std::getenv("FAKE_CUDA_MISSING");
   if (missing != nullptr && std::strcmp(missing, name) == 0) return 0;
+  if (missing != nullptr && std::strcmp(missing, "all") == 0) return 34;  // STUB_LIBRARY
   *address = reinterpret_cast<void*>(unused);
   for (const Symbol& s : symbols) {
     if (std::strcmp(s.name, name) == 0) *address = s.address;

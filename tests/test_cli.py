@@ -832,6 +832,13 @@ class Compile(CliTest):
     def test_errors(self):
         self.call("compile", "--preset=sage1,sage9", code=USAGE)
         self.call("compile", "--arch=eighty", code=USAGE)
+        for flag, text in (("--arch", "80,,90"), ("--arch", "80,"), ("--arch", ",80"),
+                           ("--arch", ""), ("--arch", "0"), ("--arch", "80,0"),
+                           ("--head-dim", "64,,128"), ("--preset", "sage1,")):
+            with self.subTest(flag=flag, text=text):
+                _, stderr = self.call("compile", flag, text, "--out=none", code=USAGE)
+                self.assertIn(flag, stderr)
+                self.assertFalse(os.path.exists(self.path("none")))
         self.call("compile", "--arch=75", code=LIBRARY)
         self.write("file", b"")
         self.call("compile", "--arch=80", "--out=file/below", code=FILE)
@@ -1021,6 +1028,8 @@ class Errors(CliTest):
     def test_library_limits(self):
         self.assertIn("64", self.run_flags("--arch=64", code=LIBRARY))
         self.run_flags("--threads=-1", code=LIBRARY)
+        self.assertIn("num_threads = 4",
+                      self.run_flags("--backend=cuda", "--threads=4", code=LIBRARY))
         self.run_flags("--sm-scale=inf", code=LIBRARY)
         self.run_flags(shapes=((1, 4, 2, 300), (1, 6, 2, 300), (1, 6, 2, 300)), code=LIBRARY)
 

@@ -2,8 +2,10 @@
 // and launches, without a GPU. The build puts the fake's folder into LD_LIBRARY_PATH.
 #include <dlfcn.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -62,7 +64,7 @@ Error error_of(const auto& call) {
   return {};
 }
 
-bool contains(const Error& error, const char* text) {
+bool contains(const auto& error, const char* text) {
   return std::string(error.message).find(text) != std::string::npos;
 }
 
@@ -84,7 +86,16 @@ TEST_CASE("Driver: missing, too old, incomplete, without devices") {
     error = error_of([] { cuda::load_driver("libcuda.so.1"); });
     CHECK(error.status == SAGEATTN_E_DRIVER_TOO_OLD);
     CHECK(contains(error, "CUDA 11.4"));
+    CHECK(contains(error, "/libcuda.so.1"));  // where it is
     CHECK(contains(error, "CUDA 11.8 or newer"));
+  }
+  {
+    const Setting stub("FAKE_CUDA_MISSING", "all");
+    error = error_of([] { cuda::load_driver("libcuda.so.1"); });
+    INFO(error.message);
+    CHECK(error.status == SAGEATTN_E_NO_DEVICE);
+    CHECK(contains(error, "/libcuda.so.1 is not a CUDA driver"));
+    CHECK(contains(error, "stub"));
   }
   {
     const Setting missing("FAKE_CUDA_MISSING", "cuLaunchKernelEx");
@@ -131,6 +142,12 @@ TEST_CASE("Devices: what is there, and what is not") {
   CHECK(target.no_device.status == SAGEATTN_E_UNSUPPORTED);
   CHECK(cuda::describe(target).find("sm_89") != std::string::npos);
   CHECK(cuda::find_target(0, 0).device != nullptr);
+  for (const int32_t arch : {80, 86, 89, 90, 120}) {
+    const cuda::Target asked = cuda::find_target(0, arch);
+    CHECK(asked.arch == arch);
+    CHECK(asked.binary == arch);
+    CHECK((asked.device != nullptr) == (arch == 90));
+  }
 }
 
 TEST_CASE("Contexts: the caller's own is current again afterwards, also after an error") {
@@ -237,6 +254,144 @@ TEST_CASE("Plans tell of each kernel, in the order of an execute") {
   CHECK(sageattn_plan_get_kernel(plan, 4, &none, nullptr) == SAGEATTN_E_INVALID_ARGUMENT);
   CHECK(none.arch == 0);
   sageattn_plan_destroy(plan);
+  sageattn_context_destroy(context);
+}
+
+TEST_CASE("Execute: a plan for another arch than the device's launches nothing") {
+  const char* const folder = std::getenv("LD_LIBRARY_PATH");  // where the build put the fakes
+  REQUIRE(folder != nullptr);
+  const std::string nvrtc = std::string(folder) + "/libfake_nvrtc.so";
+  sageattn_context_desc context_desc{};
+  context_desc.struct_size = sizeof context_desc;
+  context_desc.backend = SAGEATTN_BACKEND_CUDA;
+  context_desc.flags = SAGEATTN_CONTEXT_NO_DISK_CACHE;
+  context_desc.nvrtc_path = nvrtc.c_str();
+  sageattn_attn_desc desc;
+  sageattn_attn_desc_init(&desc, sizeof desc, SAGEATTN_PRESET_SAGE1, nullptr);
+  desc.q_dtype = SAGEATTN_BF16;
+  desc.head_dim = 64;
+  desc.num_qo_heads = desc.max_qo_len = desc.max_kv_len = 1;
+  for (const int32_t arch : {0, 89}) {
+    context_desc.target_arch = arch;
+    sageattn_context* context = nullptr;
+    sageattn_plan* plan = nullptr;
+    REQUIRE(sageattn_context_create(&context_desc, &context, nullptr) == SAGEATTN_OK);
+    REQUIRE(sageattn_plan_create(context, &desc, &plan, nullptr) == SAGEATTN_OK);
+    sageattn_plan_info info{};
+    info.struct_size = sizeof info;
+    REQUIRE(sageattn_plan_get_info(plan, &info, nullptr) == SAGEATTN_OK);
+    alignas(16) uint16_t q[64], k[64], v[64], out[64];
+    std::vector<unsigned char> memory(static_cast<size_t>(info.min_workspace) + 256);
+    void* workspace = memory.data();
+    size_t room = memory.size();
+    REQUIRE(std::align(256, static_cast<size_t>(info.min_workspace), workspace, room) != nullptr);
+    sageattn_execute_args args{};
+    args.struct_size = sizeof args;
+    args.batch = args.qo_len = args.kv_len = 1;
+    args.q.data = q;
+    args.k.data = k;
+    args.v.data = v;
+    args.out.data = out;
+    sageattn_error error{};
+    error.struct_size = sizeof error;
+    const int before = counts().launches;
+    sageattn_execute(plan, &args, workspace, room, nullptr, &error);
+    INFO(error.message);
+    CHECK(error.status == (arch == 0 ? SAGEATTN_OK : SAGEATTN_E_UNSUPPORTED));
+    if (arch != 0) CHECK(contains(error, "target_arch = 89"));
+    CHECK((counts().launches > before) == (arch == 0));
+    sageattn_plan_destroy(plan);
+    sageattn_context_destroy(context);
+  }
+}
+
+TEST_CASE("Plans: limits beyond a launch or a workspace are refused at once, launches counted") {
+  sageattn_context_desc context_desc{};
+  context_desc.struct_size = sizeof context_desc;
+  context_desc.backend = SAGEATTN_BACKEND_CUDA;
+  context_desc.target_arch = 89;
+  sageattn_context* context = nullptr;
+  REQUIRE(sageattn_context_create(&context_desc, &context, nullptr) == SAGEATTN_OK);
+  const auto query = [&](int32_t preset, auto change, sageattn_plan_info& info) {
+    sageattn_attn_desc desc;
+    sageattn_attn_desc_init(&desc, sizeof desc, preset, nullptr);
+    desc.q_dtype = SAGEATTN_BF16;
+    desc.head_dim = 64;
+    desc.num_qo_heads = 128;
+    change(desc);
+    info = {};
+    info.struct_size = sizeof info;
+    sageattn_error error{};
+    error.struct_size = sizeof error;
+    sageattn_plan_query(context, &desc, &info, &error);
+    return error;
+  };
+  sageattn_plan_info info;
+  const auto seconds = [start = std::chrono::steady_clock::now()] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+
+  // Too many to be counted one by one: each of 64 heads has 2^23 tiles of queries, that fit in the
+  // workspace one at a time.
+  const auto huge = [](auto& d) {
+    d.max_qo_len = d.max_kv_len = 1 << 30;
+    d.num_qo_heads = 64;
+  };
+  CHECK(query(SAGEATTN_PRESET_SAGE2_4B, huge, info).status == SAGEATTN_OK);
+  CHECK(info.launches == (int64_t{1} << 30) + 2);
+  const auto more = [](auto& d) {
+    d.max_qo_len = 3 << 23;
+    d.max_kv_len = 1 << 28;
+    d.num_qo_heads = 1 << 13;
+    d.num_kv_heads = 1;
+  };
+  CHECK(query(SAGEATTN_PRESET_SAGE2_4B, more, info).status == SAGEATTN_OK);
+  CHECK(info.launches == INT32_MAX);
+
+  // The grid of an execute is as large as if every sequence had the longest's tiles.
+  sageattn_error error = query(
+      SAGEATTN_PRESET_SAGE2_8B,
+      [](auto& d) {
+        d.batch_mode = SAGEATTN_BATCH_VARLEN;
+        d.max_batch = 4096;
+        d.max_qo_len = d.max_kv_len = 1 << 20;
+        d.max_total_qo = d.max_total_kv = 1 << 20;
+      },
+      info);
+  CHECK(error.status == SAGEATTN_E_UNSUPPORTED);
+  for (const char* field : {"max_batch = 4096", "max_qo_len = 1048576", "max_kv_len = 1048576",
+                            "num_qo_heads = 128", "num_kv_heads = 128", "lower the limits"}) {
+    INFO(error.message);
+    CHECK(contains(error, field));
+  }
+  // Beyond 64 bits, too.
+  const auto most = [](auto& d) {
+    d.batch_mode = SAGEATTN_BATCH_VARLEN;
+    d.max_batch = 1 << 24;
+    d.max_qo_len = d.max_kv_len = 1 << 30;
+    d.max_total_qo = d.max_total_kv = 1 << 30;
+    d.num_qo_heads = 65536;
+    d.num_kv_heads = 1;
+  };
+  CHECK(query(SAGEATTN_PRESET_SAGE2_8B, most, info).status == SAGEATTN_E_UNSUPPORTED);
+  CHECK(query(SAGEATTN_PRESET_EXACT, most, info).status == SAGEATTN_E_UNSUPPORTED);
+
+  // More bytes than an address has, because of the queries.
+  error = query(
+      SAGEATTN_PRESET_SAGE2_8B,
+      [](auto& d) {
+        d.max_batch = 1 << 24;
+        d.max_qo_len = 1 << 30;
+        d.max_kv_len = 1;
+        d.num_qo_heads = 65536;
+        d.num_kv_heads = 1;
+      },
+      info);
+  INFO(error.message);
+  CHECK(error.status == SAGEATTN_E_INVALID_ARGUMENT);
+  CHECK(contains(error, "max_qo_len = 1073741824"));
+  CHECK(contains(error, "num_qo_heads = 65536"));
+  CHECK(seconds() < 1);
   sageattn_context_destroy(context);
 }
 

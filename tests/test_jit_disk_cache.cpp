@@ -8,6 +8,7 @@
 #include <array>
 #include <chrono>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -60,10 +61,13 @@ TEST_CASE("disk cache: choice of the folder") {
     INFO(row.expected);
     CHECK(choose_cache_dir(row.cache_dir) == row.expected);
     if (row.expected[0] == '\0') {
-      DiskCache cache(row.cache_dir, Mode::kReadWrite, {}, {});
+      Lines lines;
+      DiskCache cache(row.cache_dir, Mode::kReadWrite, lines.log(), {});
       cache.store(kCode.key(), kCode);
       CHECK_FALSE(holds(cache));
       CHECK(contains(cache.state(), "off (no folder"));
+      CHECK(lines.count() == 1);
+      CHECK(contains(lines.text(), "kernel cache off: no folder"));
     }
   }
 }
@@ -181,6 +185,9 @@ TEST_CASE("disk cache: bad entries are misses, logged once, and replaced") {
   check("holds another kernel");
   write_file(path, Bytes(3000, 'x'));
   check("is not a kernel");
+  write_file(path, good);
+  REQUIRE(::chmod(path.c_str(), 0602) == 0);
+  check("cannot be trusted: others may write to it");
   fs::remove(path);
   fs::create_symlink("/dev/zero", path);
   check("");
@@ -246,10 +253,14 @@ TEST_CASE("disk cache: a claim is waited for, and given up with its holder") {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     cache.store(kCode.key(), kCode);  // and still holds the claim
   });
-  DiskCache second(folder.path(), Mode::kReadWrite, {}, {});
+  Lines lines;
+  DiskCache second(folder.path(), Mode::kReadWrite, lines.log(), {});
   FileDescriptor none;
   const auto found = second.load_or_claim(kCode.key(), kCode.text, none);
   worker.join();
+  CHECK(lines.count() == 1);
+  CHECK(contains(lines.text(), "waiting up to 120 s"));
+  CHECK(contains(lines.text(), entry_path(folder)));
   CHECK(found);
   CHECK(std::chrono::steady_clock::now() - started >= std::chrono::milliseconds(100));
 
@@ -294,21 +305,35 @@ TEST_CASE("disk cache: processes killed while they publish leave a working cache
   for (const KernelCode& code : codes) cache.store(code.key(), code);
   for (const KernelCode& code : codes) CHECK(holds(cache, code));
 
-  // What they left behind goes once it is old, and not before.
-  write_file(folder.path("new.tmp"), {1});
-  write_file(folder.path("old.tmp"), {1});
+  // What they left behind goes once it is old, and not before. Files of others stay.
+  const std::string name = to_hex(kCode.key()) + ".kernel";
+  const std::string young = name + ".1.tmp", old = name + ".18446744073709551615.tmp";
+  const std::set<std::string> foreign = {"thesis.tmp",
+                                         "old.1.tmp",
+                                         name,
+                                         name + ".tmp",
+                                         name + "..tmp",
+                                         name + ".1a.tmp",
+                                         name + ".1.tmp.gz",
+                                         name.substr(1) + ".1.tmp",
+                                         "0" + name + ".1.tmp",
+                                         "A" + name.substr(1) + ".1.tmp",
+                                         to_hex(kCode.key()) + ".1.tmp"};
+  for (const std::string& file : foreign) write_file(folder.path(file), {1});
+  write_file(folder.path(old), {1});
   for (const auto& file : fs::directory_iterator(folder.path())) {
-    if (file.path().extension() == ".tmp" && file.path().filename() != "new.tmp") {
-      fs::last_write_time(file.path(), fs::file_time_type::clock::now() - std::chrono::hours(2));
-    }
+    fs::last_write_time(file.path(), fs::file_time_type::clock::now() - std::chrono::hours(2));
   }
+  write_file(folder.path(young), {1});
   cache.store(codes[0].key(), codes[0]);
+  std::set<std::string> expected = foreign;
+  expected.insert(young);
+  for (const KernelCode& code : codes) expected.insert(to_hex(code.key()) + ".kernel");
+  std::set<std::string> left;
   for (const auto& file : fs::directory_iterator(folder.path())) {
-    const std::string name = file.path().filename().string();
-    INFO(name);
-    CHECK((file.path().extension() == ".kernel" || name == "new.tmp" || name == "lock"));
+    left.insert(file.path().filename().string());
   }
-  CHECK(fs::exists(folder.path("new.tmp")));
+  CHECK(left == expected);
 }
 
 }  // namespace

@@ -149,6 +149,13 @@ TEST_CASE("store: without NVRTC, the error says what was tried") {
   CHECK(error.status == SAGEATTN_E_NVRTC_NOT_FOUND);
   CHECK(contains(error.message, "$SAGEATTN_NVRTC = " + nothing));
 
+  // It is named as well where there is something, but no NVRTC.
+  fs::create_directory(nothing);
+  CHECK(contains(by_variable.nvrtc().tried_text(), "$SAGEATTN_NVRTC = " + nothing + ": holds no"));
+  write_file(nothing + "/libnvrtc.so", {'x'});
+  CHECK(contains(by_variable.nvrtc().tried_text(),
+                 "$SAGEATTN_NVRTC = " + nothing + "/libnvrtc.so: "));
+
   // A library that is something else, and a file that is no library.
   searching.nvrtc_path = folder.path("libnvrtc.so");
   write_file(searching.nvrtc_path, {'x'});

@@ -270,22 +270,45 @@ ExitCode compile(const CompileFlags& flags) {
   return kOk;
 }
 
+int32_t parse_number(const std::string& flag, const std::string& text) {
+  int32_t value;
+  if (!CLI::detail::lexical_cast(text, value)) {
+    throw CLI::ValidationError(flag, "'" + text + "' is no number");
+  }
+  return value;
+}
+
+int32_t parse_arch(const std::string& flag, const std::string& text) {
+  const int32_t arch = parse_number(flag, text);
+  // To the library 0 is whatever the machine's GPU has, which is nothing to name a file after.
+  if (arch == 0) throw CLI::ValidationError(flag, "0 is no architecture");
+  return arch;
+}
+
+// Replaces `values` by those of a list with commas.
+void add_numbers_flag(CLI::App& app, const std::string& flag, const std::string& help,
+                      std::vector<int32_t>& values,
+                      int32_t (*parse)(const std::string& flag, const std::string& text)) {
+  const auto set = [flag, parse, &values](const std::vector<std::string>& lists) {
+    values.clear();
+    for (const std::string& text : split_lists(flag, lists)) values.push_back(parse(flag, text));
+  };
+  app.add_option_function<std::vector<std::string>>(flag, set, help)->type_name("LIST");
+}
+
 }  // namespace
 
 Command add_compile(CLI::App& program) {
   CLI::App* app = program.add_subcommand("compile", "Compile kernels ahead of time, without a GPU");
   const auto flags = std::make_shared<CompileFlags>();
   add_footer(*app, kFooter);
-  app->add_option("--arch", flags->archs,
-                  "GPU architectures, with commas between (default: 80,86,89,90,120)")
-      ->delimiter(',')
-      ->type_name("LIST");
+  add_numbers_flag(*app, "--arch",
+                   "GPU architectures, with commas between (default: 80,86,89,90,120)",
+                   flags->archs, parse_arch);
   add_enumerants_flag(*app, "--preset", "Presets, with commas between (default: all)", kPresets,
                       flags->presets);
-  app->add_option("--head-dim", flags->head_dims,
-                  "Head dimensions, with commas between (default: 64,128)")
-      ->delimiter(',')
-      ->type_name("LIST");
+  add_numbers_flag(*app, "--head-dim", "Head dimensions, with commas between (default: 64,128)",
+                   flags->head_dims, parse_number);
   app->add_option("--out", flags->out, "Folder for one blob of each arch")->type_name("DIR");
   add_json_flag(*app, flags->json);
   return {app, [flags] { return compile(*flags); }};

@@ -198,15 +198,29 @@ void add_enumerant_flag(CLI::App& app, const std::string& flag, const std::strin
   app.add_option_function<std::string>(flag, parse, help)->type_name(join_names(enumerants, "|"));
 }
 
+std::vector<std::string> split_lists(const std::string& flag,
+                                     const std::vector<std::string>& lists) {
+  std::vector<std::string> elements;
+  for (const std::string& list : lists) {
+    for (size_t start = 0, end = 0; end != std::string::npos; start = end + 1) {
+      end = list.find(',', start);
+      elements.push_back(list.substr(start, end - start));
+      if (elements.back().empty()) {
+        throw CLI::ValidationError(flag, "'" + list + "' has an empty element");
+      }
+    }
+  }
+  return elements;
+}
+
 void add_enumerants_flag(CLI::App& app, const std::string& flag, const std::string& help,
                          std::span<const Enumerant> enumerants, std::vector<int32_t>& values) {
-  const auto parse = [flag, enumerants, &values](const std::vector<std::string>& names) {
-    for (const std::string& name : names) {
+  const auto parse = [flag, enumerants, &values](const std::vector<std::string>& lists) {
+    for (const std::string& name : split_lists(flag, lists)) {
       values.push_back(parse_enumerant(flag, name, enumerants));
     }
   };
   app.add_option_function<std::vector<std::string>>(flag, parse, help)
-      ->delimiter(',')
       ->type_name(join_names(enumerants, "|"));
 }
 

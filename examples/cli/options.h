@@ -56,6 +56,11 @@ std::string join_names(std::span<const Enumerant> enumerants, const char* separa
 void add_enumerant_flag(CLI::App& app, const std::string& flag, const std::string& help,
                         std::span<const Enumerant> enumerants, std::function<void(int32_t)> set);
 
+// The elements of lists with commas between. An empty one, which CLI11 would drop or take for 0, is a
+// usage error.
+std::vector<std::string> split_lists(const std::string& flag,
+                                     const std::vector<std::string>& lists);
+
 // Adds a flag that takes some of the names, with commas between or each with a flag of its own, and
 // appends their values, which outlive the parse.
 void add_enumerants_flag(CLI::App& app, const std::string& flag, const std::string& help,

@@ -29,6 +29,22 @@ void name_kernel(const PlanConfig& plan, char* name, size_t capacity) {
                 kPvFormats[plan.pv_format]);
 }
 
+[[noreturn]] void fail_too_many_tiles(const PlanConfig& plan) {
+  // The CPU backend quantizes Q as it goes.
+  char queries[160] = "";
+  if (plan.backend == SAGEATTN_BACKEND_CUDA) {
+    std::snprintf(queries, sizeof queries,
+                  ", max_qo_len = %d, max_total_qo = %lld, num_qo_heads = %d", plan.max_qo_len,
+                  static_cast<long long>(plan.max_total_qo), plan.num_qo_heads);
+  }
+  fail(SAGEATTN_E_INVALID_ARGUMENT,
+       "max_batch = %d%s, max_kv_len = %d, max_total_kv = %lld, num_kv_heads = %d: more tiles than "
+       "a "
+       "workspace can hold; lower the limits",
+       plan.max_batch, queries, plan.max_kv_len, static_cast<long long>(plan.max_total_kv),
+       plan.num_kv_heads);
+}
+
 WorkspaceNeed workspace_need(const sageattn_plan_info& info) {
   return {info.min_workspace, info.workspace_alignment};
 }
@@ -55,14 +71,7 @@ PlanSpec specify_plan(const Context& context, const sageattn_attn_desc& desc) {
     info.min_workspace = info.preferred_workspace = cpu::workspace_bytes(plan, context.threads());
     info.workspace_alignment = cpu::kWorkspaceAlignment;
   }
-  if (info.min_workspace < 0) {
-    fail(SAGEATTN_E_INVALID_ARGUMENT,
-         "max_batch = %d, max_kv_len = %d, max_total_kv = %lld, num_kv_heads = %d: more tiles than "
-         "a "
-         "workspace can hold; lower the limits",
-         plan.max_batch, plan.max_kv_len, static_cast<long long>(plan.max_total_kv),
-         plan.num_kv_heads);
-  }
+  if (info.min_workspace < 0) fail_too_many_tiles(plan);
   if (plan.backend == SAGEATTN_BACKEND_CUDA) {
     const cuda::StaticInfo facts = cuda::static_info(plan);
     info.smem_bytes = facts.smem_bytes;

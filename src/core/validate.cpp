@@ -506,6 +506,9 @@ void check_context_desc(const sageattn_context_desc& desc) {
   if (desc.backend == SAGEATTN_BACKEND_CPU) {
     check_zero("device", desc.device, "with SAGEATTN_BACKEND_CPU");
   }
+  if (desc.backend == SAGEATTN_BACKEND_CUDA) {
+    check_zero("num_threads", desc.num_threads, "with SAGEATTN_BACKEND_CUDA");
+  }
   constexpr int32_t kArchs[] = {0, 80, 86, 89, 90, 120};
   if (std::find(std::begin(kArchs), std::end(kArchs), desc.target_arch) == std::end(kArchs)) {
     fail(SAGEATTN_E_INVALID_ARGUMENT, "target_arch = %d: must be 0, 80, 86, 89, 90 or 120",

@@ -9,20 +9,6 @@
 namespace sageattn::cuda {
 namespace {
 
-constexpr int64_t kMaxBlocks = INT32_MAX;
-
-// Fails before anything is enqueued if something cannot be.
-class GridCheck final : public Sink {
- public:
-  void launch(Kernel, int64_t blocks, const void*) override {
-    if (blocks <= kMaxBlocks) return;
-    fail(SAGEATTN_E_LIMIT,
-         "batch, lengths and heads: need %lld blocks in one kernel launch, CUDA has at most %lld; "
-         "split the batch",
-         static_cast<long long>(blocks), static_cast<long long>(kMaxBlocks));
-  }
-};
-
 sageattn_kernel_info info_of(const KernelUse& use, const jit::KernelImage& image) {
   sageattn_kernel_info info{};
   info.struct_size = sizeof info;
@@ -125,9 +111,6 @@ Program::Program(const PlanConfig& plan, const Target& target, jit::KernelStore&
 void Program::launch(const PlanConfig& plan, const Launch& launch, Stream stream,
                      Observer* observer) const {
   if (target_.device == nullptr) throw target_.no_device;
-  GridCheck grids;
-  enumerate_launches(plan, launch, grids);
-
   class Enqueue final : public Sink {
    public:
     Enqueue(const Program& program, Stream stream, Observer* observer)

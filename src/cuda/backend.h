@@ -34,8 +34,9 @@ std::string describe(const Target& target);
 // What of sageattn_plan_info is known without compiling.
 struct StaticInfo {
   int32_t smem_bytes, threads;  // of the attention kernel
-  int32_t launches;             // with the preferred workspace
+  int32_t launches;             // with the preferred workspace; INT32_MAX if there are more
 };
+// Fails with UNSUPPORTED if a launch within the plan's limits could need more than kMaxBlocks.
 StaticInfo static_info(const PlanConfig& plan);
 
 // Sees each kernel launch, in order. For benchmarks and tests.

@@ -41,11 +41,24 @@ class Resolver {
   GetProcAddress v1_;
 };
 
-[[noreturn]] void fail_too_old(int version, const char* what) {
+[[noreturn]] void fail_too_old(const Driver& driver, const char* what) {
   fail(SAGEATTN_E_DRIVER_TOO_OLD,
-       "the NVIDIA driver supports CUDA %d.%d%s%s; a driver for CUDA %d.%d or newer is needed",
-       version / 1000, version % 1000 / 10, what[0] != '\0' ? " and lacks " : "", what,
-       kMinDriverVersion / 1000, kMinDriverVersion % 1000 / 10);
+       "the NVIDIA driver %s supports CUDA %d.%d%s%s; a driver for CUDA %d.%d or newer is needed",
+       driver.library, driver.version / 1000, driver.version % 1000 / 10,
+       what[0] != '\0' ? " and lacks " : "", what, kMinDriverVersion / 1000,
+       kMinDriverVersion % 1000 / 10);
+}
+
+// What is no driver has no version. A toolkit's stub, there to be linked against, has every
+// function, and none of them works.
+void read_version(Driver& driver) {
+  if (driver.DriverGetVersion != nullptr && driver.DriverGetVersion(&driver.version) == kSuccess) {
+    return;
+  }
+  fail(SAGEATTN_E_NO_DEVICE,
+       "%s is not a CUDA driver, perhaps a toolkit's stub: its cuDriverGetVersion is missing or "
+       "fails",
+       driver.library);
 }
 
 struct Text {
@@ -89,12 +102,10 @@ Driver load_driver(const char* library) {
   name_library(handle, driver.library);
   if (!resolver.usable()) {
     // Older than CUDA 11.3. This one has been there from the start.
-    const auto get_version =
+    driver.DriverGetVersion =
         reinterpret_cast<Result (*)(int*)>(dlsym(handle, "cuDriverGetVersion"));
-    if (get_version == nullptr || get_version(&driver.version) != kSuccess) {
-      fail(SAGEATTN_E_NO_DEVICE, "%s is not a CUDA driver: it lacks cuDriverGetVersion", library);
-    }
-    fail_too_old(driver.version, "");
+    read_version(driver);
+    fail_too_old(driver, "");
   }
 
   const char* missing = nullptr;
@@ -103,10 +114,10 @@ Driver load_driver(const char* library) {
   if (required && driver.name == nullptr && missing == nullptr) missing = "cu" #name;
 #include "src/cuda/driver.def"
 #undef CUDA_FUNCTION
-  if (driver.DriverGetVersion != nullptr) driver.DriverGetVersion(&driver.version);
   // The version first: it explains what is missing.
-  if (driver.version < kMinDriverVersion) fail_too_old(driver.version, "");
-  if (missing != nullptr) fail_too_old(driver.version, missing);
+  read_version(driver);
+  if (driver.version < kMinDriverVersion) fail_too_old(driver, "");
+  if (missing != nullptr) fail_too_old(driver, missing);
   initialise(driver);
   return driver;
 }

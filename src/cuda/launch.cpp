@@ -6,6 +6,7 @@
 #include "include/sageattn.h"
 #include "ptx/common/params.h"
 #include "ptx/tile/tiles.h"
+#include "src/core/error.h"
 #include "src/core/region.h"
 #include "src/cpu/formats.h"
 #include "src/cpu/quantize.h"
@@ -20,6 +21,12 @@ View view_of(const PlanConfig& plan, const void* data, const Strides& strides, i
   const int64_t batch = plan.batch_mode == SAGEATTN_BATCH_VARLEN ? 0 : strides.batch;
   return {
       const_cast<void*>(data), batch, strides.token, strides.head, strides.dim, dtype, channels};
+}
+
+// The limits of a plan may have more blocks than 64 bits can count.
+int64_t blocks_of(int64_t a, int64_t b) {
+  int64_t product;
+  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
 }
 
 // All that the launches of one execute share.
@@ -167,7 +174,7 @@ void prepare(const Task& t, Sink& sink) {
     const int64_t between = 900 + 50 * t.stats_steps;
     p.lag = static_cast<i32>(std::min(pairs, 1 + ceil_div(between, stats + tiles)));
   }
-  sink.launch(Kernel::kPrepare, pairs * (stats + tiles), &p);
+  sink.launch(Kernel::kPrepare, blocks_of(pairs, stats + tiles), &p);
 }
 
 AttnParams attention_params(const Task& t) {
@@ -221,29 +228,57 @@ void correct_scores(const Task& t, const AttnParams& p, Sink& sink) {
   sink.launch(Kernel::kCorrection, t.extent.batch * p.head_count * pieces, &c);
 }
 
+DsRun run_of(const Task& t) {
+  return ds_run(t.plan, t.extent, static_cast<int64_t>(t.launch.workspace_size));
+}
+
+// A run of at most `run`, from this head and tile of queries on.
+void attend_run(const Task& t, const DsRun& run, int64_t head, int64_t tile, AttnParams& p,
+                Sink& sink) {
+  p.first_head = static_cast<i32>(head);
+  p.head_count = static_cast<i32>(std::min(run.heads, t.plan.num_qo_heads - head));
+  p.first_q_tile = static_cast<i32>(tile);
+  p.q_tile_count = static_cast<i32>(std::min(run.q_tiles, t.extent.max_q_tiles - tile));
+  if (t.areas.ds != nullptr && t.extent.max_k_tiles > 0) correct_scores(t, p, sink);
+  sink.launch(Kernel::kAttention, blocks_of(t.extent.batch * p.head_count, p.q_tile_count), &p);
+}
+
 // For as many query heads, or tiles of queries of one, at a time as the correction of their scores
 // has room.
 void attend(const Task& t, Sink& sink) {
-  const int64_t heads = t.plan.num_qo_heads, q_tiles = t.extent.max_q_tiles;
-  const bool correct = t.areas.ds != nullptr && t.extent.max_k_tiles > 0;
   AttnParams p = attention_params(t);
-  const DsRun run = ds_run(t.plan, t.extent, static_cast<int64_t>(t.launch.workspace_size));
-  for (int64_t head = 0; head < heads; head += run.heads) {
-    p.first_head = static_cast<i32>(head);
-    p.head_count = static_cast<i32>(std::min(run.heads, heads - head));
-    for (int64_t tile = 0; tile < q_tiles; tile += run.q_tiles) {
-      p.first_q_tile = static_cast<i32>(tile);
-      p.q_tile_count = static_cast<i32>(std::min(run.q_tiles, q_tiles - tile));
-      if (correct) correct_scores(t, p, sink);
-      sink.launch(Kernel::kAttention, t.extent.batch * p.head_count * p.q_tile_count, &p);
+  const DsRun run = run_of(t);
+  for (int64_t head = 0; head < t.plan.num_qo_heads; head += run.heads) {
+    for (int64_t tile = 0; tile < t.extent.max_q_tiles; tile += run.q_tiles) {
+      attend_run(t, run, head, tile, p, sink);
     }
   }
 }
 
+void prepare_all(const Task& t, Sink& sink) {
+  resolve_lengths(t, sink);
+  // Without a query there is nothing to do, and without a key every row is empty, and attention looks
+  // at nothing but lengths.
+  if (t.extent.max_q_tiles > 0 && t.extent.max_k_tiles > 0) prepare(t, sink);
+}
+
+// Counts the launches of a plan's limits, which no grid of an execute exceeds.
 class Counter final : public Sink {
  public:
-  void launch(Kernel, int64_t, const void*) override { ++count; }
-  int32_t count = 0;
+  explicit Counter(const PlanConfig& plan) : plan_(plan) {}
+  void launch(Kernel, int64_t blocks, const void*) override {
+    ++count;
+    if (blocks <= kMaxBlocks) return;
+    fail(SAGEATTN_E_UNSUPPORTED,
+         "max_batch = %d, max_qo_len = %d, max_kv_len = %d, num_qo_heads = %d, num_kv_heads = %d: "
+         "need %lld blocks in one kernel launch, CUDA has at most %lld; lower the limits",
+         plan_.max_batch, plan_.max_qo_len, plan_.max_kv_len, plan_.num_qo_heads,
+         plan_.num_kv_heads, static_cast<long long>(blocks), static_cast<long long>(kMaxBlocks));
+  }
+  int64_t count = 0;
+
+ private:
+  const PlanConfig& plan_;
 };
 
 }  // namespace
@@ -251,12 +286,7 @@ class Counter final : public Sink {
 void enumerate_launches(const PlanConfig& plan, const Launch& launch, Sink& sink) {
   if (launch.batch == 0) return;
   const Task task(plan, launch);
-  resolve_lengths(task, sink);
-  if (task.extent.max_q_tiles == 0) return;
-  // Without a key every row is empty, and attention looks at nothing but lengths.
-  if (task.extent.max_k_tiles > 0) {
-    prepare(task, sink);
-  }
+  prepare_all(task, sink);
   attend(task, sink);
 }
 
@@ -274,10 +304,19 @@ StaticInfo static_info(const PlanConfig& plan) {
   // NOLINTNEXTLINE(performance-no-int-to-ptr)
   launch.workspace = reinterpret_cast<void*>(uintptr_t{kWorkspaceAlignment});
   launch.workspace_size = static_cast<size_t>(need_of(plan).preferred_bytes);
-  Counter counter;
-  enumerate_launches(plan, launch, counter);
+  // There may be billions of runs. The first is the largest and stands for all.
+  const Task task(plan, launch);
+  Counter before(plan), each(plan);
+  prepare_all(task, before);
+  const DsRun run = run_of(task);
+  AttnParams p = attention_params(task);
+  attend_run(task, run, 0, 0, p, each);
+  const int64_t runs = ceil_div(int64_t{plan.num_qo_heads}, run.heads) *
+                       ceil_div(task.extent.max_q_tiles, run.q_tiles);
+  const int64_t launches = before.count + each.count * runs;
   const KernelUse attention = kernels_of(plan).back();
-  return {attention.shared_bytes, attention.threads, counter.count};
+  return {attention.shared_bytes, attention.threads,
+          static_cast<int32_t>(std::min<int64_t>(launches, INT32_MAX))};
 }
 
 }  // namespace sageattn::cuda

@@ -166,9 +166,13 @@ DsRun ds_run(const PlanConfig& plan, const Extent& extent, int64_t bytes) {
   if (plan.smooth_q != SAGEATTN_SMOOTH_ON || row == 0 || all.q_tiles == 0) return all;
   Areas areas{};
   const Sizes sizes = walk(plan, extent, nullptr, areas);
-  const int128 rows = (bytes - sizes.copies - sizes.spare) / row;
+  const int128 rows =
+      std::min<int128>((bytes - sizes.copies - sizes.spare) / row, kMaxBlocks / extent.batch);
   if (rows < all.q_tiles) return {1, static_cast<int64_t>(rows)};
-  return {static_cast<int64_t>(std::min<int128>(rows / all.q_tiles, all.heads)), all.q_tiles};
+  // Of the correction, which has a block for kCorrectionKeys keys of a head.
+  const int64_t blocks = extent.batch * extent.max_k_tiles * (plan.tile.b_k / kCorrectionKeys);
+  const int64_t heads = std::min(std::max<int64_t>(kMaxBlocks / blocks, 1), all.heads);
+  return {static_cast<int64_t>(std::min<int128>(rows / all.q_tiles, heads)), all.q_tiles};
 }
 
 }  // namespace sageattn::cuda

@@ -26,6 +26,8 @@ inline constexpr int32_t kWorkspaceAlignment = 256;
 inline constexpr int64_t kSpareBytes = int64_t{64} << 20;
 inline constexpr int64_t kPreferredSpareBytes = int64_t{1} << 30;
 
+inline constexpr int64_t kMaxBlocks = INT32_MAX;  // of one launch
+
 // Sizes that follow from a plan.
 struct Shape {
   explicit Shape(const PlanConfig& plan);
@@ -82,7 +84,8 @@ struct DsRun {
   int64_t heads, q_tiles;  // at most; q_tiles of each sequence
 };
 
-// What fits in a workspace of `bytes`, at least min_bytes. Everything without smooth_q.
+// What fits in a workspace of `bytes`, at least min_bytes, and in one launch. Everything without
+// smooth_q.
 DsRun ds_run(const PlanConfig& plan, const Extent& extent, int64_t bytes);
 
 }  // namespace sageattn::cuda

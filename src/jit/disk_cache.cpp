@@ -11,9 +11,9 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
 #include <memory>
+#include <string_view>
 #include <thread>
 
 #include "include/sageattn.h"
@@ -37,6 +37,24 @@ std::string environment(const char* name) {
 }
 
 std::string file_name(const Digest& key) { return to_hex(key) + kSuffix; }
+
+// Names of publish(), `<64 hex digits>.kernel.<number>.tmp`: the folder may hold other people's
+// files.
+bool is_temporary(std::string_view name) {
+  const auto take = [&](std::string_view characters, size_t count) {
+    const size_t length = std::min(name.find_first_not_of(characters), name.size());
+    if (length == 0 || (count != 0 && length != count)) return false;
+    name.remove_prefix(length);
+    return true;
+  };
+  const auto take_text = [&](std::string_view text) {
+    if (!name.starts_with(text)) return false;
+    name.remove_prefix(text.size());
+    return true;
+  };
+  return take("0123456789abcdef", 2 * sizeof(Digest)) && take_text(kSuffix) && take_text(".") &&
+         take("0123456789", 0) && name == kTemporary;
+}
 
 uint64_t random_number() {
   uint8_t bytes[8] = {};
@@ -88,12 +106,12 @@ DiskCache::DiskCache(std::string cache_dir, Mode mode, Log log,
       log_(std::move(log)),
       bad_builds_(bad_builds) {}
 
-void DiskCache::log_once(const std::string& line) {
+void DiskCache::log_once(const std::string& line, int32_t level) {
   {
     const std::lock_guard lock(mutex_);
     if (!logged_.insert(line).second) return;
   }
-  if (log_) log_(SAGEATTN_LOG_WARNING, line);
+  if (log_) log_(level, line);
 }
 
 void DiskCache::open_once() {
@@ -104,9 +122,7 @@ void DiskCache::open_once() {
   path_ = choose_cache_dir(cache_dir_);
   if (path_.empty()) {
     off_ = "no folder: neither cache_dir, $SAGEATTN_CACHE_DIR, $XDG_CACHE_HOME nor $HOME";
-    return;
-  }
-  if (mode_ == Mode::kReadWrite && !make_folders(path_)) {
+  } else if (mode_ == Mode::kReadWrite && !make_folders(path_)) {
     off_ = path_ + " cannot be made: " + error_text(errno);
   } else {
     // What is checked is what is used: entries are reached through this descriptor, so that nobody
@@ -158,7 +174,7 @@ std::optional<KernelCode> DiskCache::load(const Digest& key, const std::string& 
   if (::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
     reason = "is not a file";
   } else if (const std::string fault = distrust(file.get()); !fault.empty()) {
-    reason = "is not used: " + fault;
+    reason = "cannot be trusted: " + fault;
   } else if (!read_all(file.get(), kMaxFile, bytes)) {
     reason = "cannot be read: " + error_text(errno);
   } else if (const char* damage = read_entry(bytes, code, used)) {
@@ -204,6 +220,10 @@ std::optional<KernelCode> DiskCache::load_or_claim(const Digest& key, const std:
     // After the claim: whoever held it before may have published.
     if (std::optional<KernelCode> code = load(key, text)) return code;
     if (claimed || std::chrono::steady_clock::now() > deadline) return std::nullopt;
+    // Where the holder is stuck, this is all that tells why a plan takes so long.
+    log_once("kernel cache: waiting up to " + std::to_string(kPatience.count()) +
+                 " s for another process or context to compile " + path_ + "/" + file_name(key),
+             SAGEATTN_LOG_INFO);
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::milliseconds(20));
   }
@@ -249,9 +269,7 @@ void DiskCache::remove_leftovers() {
   }
   const time_t now = ::time(nullptr);
   while (const dirent* item = ::readdir(folder.get())) {
-    const size_t length = std::strlen(item->d_name);
-    const size_t suffix = sizeof kTemporary - 1;
-    if (length <= suffix || std::strcmp(item->d_name + length - suffix, kTemporary) != 0) continue;
+    if (!is_temporary(item->d_name)) continue;
     struct stat info;
     if (::fstatat(again.get(), item->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
     if (S_ISREG(info.st_mode) && now - info.st_mtime > kLeftoverAge) {

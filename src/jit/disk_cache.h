@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 
+#include "include/sageattn.h"
 #include "src/jit/entry.h"
 #include "src/util/file.h"
 
@@ -60,7 +61,7 @@ class DiskCache {
   bool claim_now(const Digest& key, FileDescriptor& claim);
   bool publish(const std::string& name, const Bytes& bytes);
   void remove_leftovers();
-  void log_once(const std::string& line);
+  void log_once(const std::string& line, int32_t level = SAGEATTN_LOG_WARNING);
 
   const std::string cache_dir_;
   Mode mode_;

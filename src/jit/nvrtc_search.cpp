@@ -103,11 +103,12 @@ const char* resolve(void* handle, NvrtcFunctions& functions) {
 class Search {
  public:
   NvrtcSearch result;
+  std::string chosen_by;  // what made this search look where it does, as in "nvrtc_path = "
 
   bool found() const { return result.nvrtc != nullptr; }
 
   void miss(const std::string& where, const std::string& why) {
-    const std::string item = where + ": " + why;
+    const std::string item = chosen_by + where + ": " + why;
     if (std::find(result.tried.begin(), result.tried.end(), item) == result.tried.end()) {
       result.tried.push_back(item);
     }
@@ -213,8 +214,9 @@ class Search {
 };
 
 void explicit_choice(Search& search, const std::string& path, const char* chosen_by) {
+  search.chosen_by = chosen_by;
   char* absolute = ::realpath(path.c_str(), nullptr);
-  if (absolute == nullptr) return search.miss(chosen_by + path, "no such file or folder");
+  if (absolute == nullptr) return search.miss(path, "no such file or folder");
   const std::unique_ptr<char, decltype(&std::free)> owner(absolute, &std::free);
   if (is_folder(absolute)) {
     search.folder(absolute);

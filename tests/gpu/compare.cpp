@@ -65,7 +65,8 @@ Tolerance tolerance_of(const sageattn_plan_info& info, const Problem& p, const L
 bool same_value(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 // M of compare.h for every output, in fp32. Unsmoothed, |V| has the codes of V but for their signs.
-Tensor magnitude_of(const Problem& p, const Numerics& numerics, const Data& data) {
+Tensor magnitude_of(const Problem& p, const Numerics& numerics, const Data& data,
+                    const Lengths& hostile) {
   Problem positive = p;
   positive.out_dtype = SAGEATTN_F32;
   Numerics unsmoothed = numerics;
@@ -76,9 +77,19 @@ Tensor magnitude_of(const Problem& p, const Numerics& numerics, const Data& data
   }
   const PlanResult plan = make_plan(shared_context(numerics.arch, 1), positive, unsmoothed);
   if (plan.status != SAGEATTN_OK) throw std::runtime_error("sum p |v|: " + plan.message);
-  Buffers buffers = make_buffers(positive, absolute);
+  Buffers buffers = make_buffers(positive, absolute, hostile);
   buffers.out.image = run_cpu(positive, buffers, plan).out;
   return buffers.out;
+}
+
+// All sequences as one: with hostile lengths any of them may stand in another's rows.
+LiteralInput all_of(const Data& data) {
+  LiteralInput all;
+  for (const LiteralInput& sequence : data) {
+    all.q.insert(all.q.end(), sequence.q.begin(), sequence.q.end());
+    all.k.insert(all.k.end(), sequence.k.begin(), sequence.k.end());
+  }
+  return all;
 }
 
 // Rows of the sequence in both images; empty, or what is wrong.
@@ -88,16 +99,20 @@ std::string compare_rows(const Problem& p, const Buffers& buffers, const Outcome
   const bool varlen = p.batch_mode == SAGEATTN_BATCH_VARLEN;
   const int b = varlen ? 0 : sequence;
   const AttentionShape& s = p.shape;
-  double difference = 0, scale = 0;
+  struct Sums {
+    double difference = 0, scale = 0;
+  };
+  std::vector<Sums> heads(static_cast<size_t>(s.num_qo_heads));
   char text[256];
   for (int64_t row = 0; row < rows; ++row) {
     for (int h = 0; h < s.num_qo_heads; ++h) {
+      Sums& head = heads[static_cast<size_t>(h)];
       for (int c = 0; c < s.head_dim_v; ++c) {
         const size_t at = buffers.out.at(b, start + row, h, c);
         const double got = load(&gpu.out[at], p.out_dtype), want = load(&cpu.out[at], p.out_dtype);
         const double magnitude =
             load(&magnitudes.image[magnitudes.at(b, start + row, h, c)], SAGEATTN_F32);
-        if (std::isfinite(magnitude)) scale += magnitude * magnitude;
+        if (std::isfinite(magnitude)) head.scale += magnitude * magnitude;
         if (same_value(got, want)) continue;
         const double allowed = t.hard * magnitude + 1.01 * t.out_step * std::fabs(want) + 1e-37;
         const double error = std::fabs(got - want);
@@ -109,7 +124,7 @@ std::string compare_rows(const Problem& p, const Buffers& buffers, const Outcome
           return text;
         }
         worst.hard = std::max(worst.hard, error / allowed);
-        difference += error * error;
+        head.difference += error * error;
       }
       const size_t at = buffers.lse.at(b, start + row, h, 0);
       const double got = load(&gpu.lse[at], SAGEATTN_F32), want = load(&cpu.lse[at], SAGEATTN_F32);
@@ -125,10 +140,26 @@ std::string compare_rows(const Problem& p, const Buffers& buffers, const Outcome
       worst.lse = std::max(worst.lse, std::fabs(got - want) / allowed);
     }
   }
-  if (scale == 0 || rows * s.num_qo_heads < 64) return {};  // too few for a mean
-  const double rms = std::sqrt(difference / scale);
-  worst.rms = std::max(worst.rms, rms / t.rms);
-  if (rms > t.rms) {
+  // Few rows, or values, make no mean.
+  const auto excess = [&](const Sums& sums, int64_t count, int64_t enough) -> double {
+    if (sums.scale == 0 || count < enough) return 0;
+    const double rms = std::sqrt(sums.difference / sums.scale);
+    worst.rms = std::max(worst.rms, rms / t.rms);
+    return rms > t.rms ? rms : 0;
+  };
+  Sums all;
+  for (size_t h = 0; h < heads.size(); ++h) {
+    all.difference += heads[h].difference;
+    all.scale += heads[h].scale;
+    // What is wrong in one head only is lost in the mean of many.
+    if (const double rms = excess(heads[h], rows, 128); rms != 0) {
+      std::snprintf(text, sizeof text,
+                    "out of sequence %d head %zu: relative difference %.3g, allowed %.3g", sequence,
+                    h, rms, t.rms);
+      return text;
+    }
+  }
+  if (const double rms = excess(all, rows * s.num_qo_heads, 64); rms != 0) {
     std::snprintf(text, sizeof text, "out of sequence %d: relative difference %.3g, allowed %.3g",
                   sequence, rms, t.rms);
     return text;
@@ -208,26 +239,24 @@ CaseReport check_case(const Gpu& gpu, const Problem& p, const Numerics& numerics
     if (!codes.message.empty()) return failed(codes.message);
   }
 
+  const Tensor magnitudes = magnitude_of(p, same, data, hostile);
+  const bool varlen = p.batch_mode == SAGEATTN_BATCH_VARLEN;
   const bool hostile_lengths = !hostile.cu_q.empty() || !hostile.cu_kv.empty();
-  // With nonsense lengths a good sequence may stand anywhere: only status, NaN and what was touched
-  // are compared.
-  if (!hostile_lengths) {
-    const Tensor magnitudes = magnitude_of(p, same, data);
-    const std::vector<int32_t> cu_q = cumulative(p.qo_lens, p.gap);
-    for (int b = 0; b < p.batch(); ++b) {
-      const auto n = static_cast<size_t>(b);
-      const int64_t start = p.batch_mode == SAGEATTN_BATCH_VARLEN ? cu_q[n] : 0;
-      const std::string message =
-          compare_rows(p, buffers, got, want, b, start, p.qo_lens[n], magnitudes,
-                       tolerance_of(plan.info, p, data[n]), report.worst);
-      if (!message.empty()) return failed(message);
-    }
-  } else {
-    for (size_t i = 0; i < want.out.size(); i += static_cast<size_t>(dtype_size(p.out_dtype))) {
-      if (std::isnan(load(&got.out[i], p.out_dtype)) !=
-          std::isnan(load(&want.out[i], p.out_dtype))) {
-        return failed("out: NaN at different places, byte " + std::to_string(i));
-      }
+  for (int b = 0; b < p.batch(); ++b) {
+    const auto n = static_cast<size_t>(b);
+    // Of a sequence with nonsense lengths only NaN is compared, below.
+    if (hostile_lengths && got.words[n + 1] != SAGEATTN_SEQUENCE_OK) continue;
+    const int64_t start = varlen ? buffers.cu_q[n] : 0;
+    const int64_t rows = varlen ? buffers.cu_q[n + 1] - start : p.qo_lens[n];
+    const Tolerance t = tolerance_of(plan.info, p, hostile_lengths ? all_of(data) : data[n]);
+    const std::string message =
+        compare_rows(p, buffers, got, want, b, start, rows, magnitudes, t, report.worst);
+    if (!message.empty()) return failed(message);
+  }
+  for (size_t i = 0; hostile_lengths && i < want.out.size();
+       i += static_cast<size_t>(dtype_size(p.out_dtype))) {
+    if (std::isnan(load(&got.out[i], p.out_dtype)) != std::isnan(load(&want.out[i], p.out_dtype))) {
+      return failed("out: NaN at different places, byte " + std::to_string(i));
     }
   }
   return report;

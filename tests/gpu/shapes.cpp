@@ -1,5 +1,5 @@
-// Shapes that users of attention libraries reported as wrong (the number after # is the row of the
-// project's list of reports), and sizes at which 32-bit arithmetic ends. Where a reference of the
+// Shapes that users of attention libraries reported as wrong: each name says what was, and its number
+// after # only tells it from the others. And sizes at which 32-bit arithmetic ends. Where a reference of the
 // CPU backend would take too long, some rows are computed exactly.
 #include <algorithm>
 #include <cmath>

@@ -271,9 +271,11 @@ void compile(Job& job, const Nvrtc& nvrtc, const std::string& cubins) {
             "\t" + std::to_string(found.smem_bytes) + "\t" +
             (job.use ? std::to_string(job.use->shared_bytes) : "-");
   if (spills != 0) job.faults.push_back("spills " + std::to_string(spills) + " bytes a thread");
-  if (job.use && job.use->shared_bytes > job.max_shared_bytes) {
-    job.faults.push_back("takes " + std::to_string(job.use->shared_bytes) +
-                         " bytes of dynamic shared memory, a block of that arch has at most " +
+  const int shared = found.smem_bytes + (job.use ? job.use->shared_bytes : 0);
+  if (shared > job.max_shared_bytes) {
+    job.faults.push_back("takes " + std::to_string(shared) + " bytes of shared memory, " +
+                         std::to_string(found.smem_bytes) +
+                         " of them static; a block of that arch has at most " +
                          std::to_string(job.max_shared_bytes));
   }
   for (const PtxasAdvisory& advisory : found.advisories) {
