@@ -6,9 +6,9 @@
 #   --bin DIR  take gpu_check and, if it is there, sageattn from DIR instead of building them
 #   --out DIR  where logs, the build and the kernel cache go (default: build/gpu)
 #
-# Stages, all by default: selftest checks grid shapes large memcheck racecheck. The last two run a few
-# small problems for every kind of kernel under compute-sanitizer; `large` needs some 30 GB of GPU
-# memory. Building takes a C++20 compiler and CMake; nothing is downloaded. JOBS=n: compile jobs.
+# Stages, all by default: selftest checks grid shapes large memcheck racecheck synccheck. The last
+# three run a few small problems for every kind of kernel under compute-sanitizer; `large` needs some
+# 30 GB of GPU memory. Building takes a C++20 compiler and CMake; nothing is downloaded. JOBS=n: compile jobs.
 # Exits with 0 if nothing failed, 77 if there is no GPU.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 2
@@ -18,11 +18,11 @@ while [ $# -gt 0 ]; do
   case $1 in
     --bin) bin=${2:?--bin: a folder is missing}; shift 2 ;;
     --out) out=${2:?--out: a folder is missing}; shift 2 ;;
-    selftest | checks | grid | shapes | large | memcheck | racecheck) stages+=("$1"); shift ;;
+    selftest | checks | grid | shapes | large | memcheck | racecheck | synccheck) stages+=("$1"); shift ;;
     *) echo "check.sh: unknown argument '$1'" >&2; exit 2 ;;
   esac
 done
-[ ${#stages[@]} -gt 0 ] || stages=(selftest checks grid shapes large memcheck racecheck)
+[ ${#stages[@]} -gt 0 ] || stages=(selftest checks grid shapes large memcheck racecheck synccheck)
 mkdir -p "$out"
 # One cache for all, so that the slow tools compile nothing.
 export SAGEATTN_CACHE_DIR=${SAGEATTN_CACHE_DIR:-$PWD/$out/cache}
@@ -74,9 +74,10 @@ stage() {
   row "$name" "$result" $((SECONDS - start)) "$summary"
 }
 
+# sanitize TOOL KERNEL OPTION...: by that kind of kernel, or by all if it is empty.
 sanitize() {
-  local tool=$1
-  shift
+  local tool=$1 kernel=$2
+  shift 2
   local candidate sanitizer=""
   for candidate in "$(command -v compute-sanitizer)" /usr/local/cuda*/bin/compute-sanitizer; do
     [ -n "$sanitizer" ] || [ ! -x "$candidate" ] || sanitizer=$candidate
@@ -86,7 +87,7 @@ sanitize() {
     return
   fi
   stage "$tool" 240 "$sanitizer" --tool "$tool" --error-exitcode 9 "$@" \
-    "$bin/gpu_check" --quick --threads 2
+    "$bin/gpu_check" --quick --threads 2 ${kernel:+--kernel "$kernel"}
 }
 
 if [ -z "$bin" ]; then
@@ -107,8 +108,10 @@ fi
 
 for name in "${stages[@]}"; do
   case $name in
-    memcheck) sanitize memcheck ;;
-    racecheck) sanitize racecheck --racecheck-report all ;;
+    memcheck) sanitize memcheck "" ;;
+    # It does not follow bulk copies and wgmma.
+    racecheck) sanitize racecheck mma_sync --racecheck-report all ;;
+    synccheck) sanitize synccheck wgmma ;;
     selftest)
       stage selftest 120 "$bin/gpu_check" --only selftest
       if [ -x "$bin/sageattn" ]; then

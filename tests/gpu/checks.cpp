@@ -62,6 +62,36 @@ std::string check_same_bits(const Gpu& gpu, const Numerics& numerics) {
   return {};
 }
 
+// With the smallest workspace the corrections of a long head are made for some tiles of its queries at
+// a time, with the preferred one for all: the same bits.
+std::string check_runs(const Gpu& gpu, const Numerics& numerics) {
+  Problem p = medium_problem(SAGEATTN_BATCH_DENSE);
+  p.shape = {1, 1, 64, 64};
+  p.qo_lens = p.kv_lens = {32768};
+  const PlanResult plan = must_plan(gpu, p, numerics);
+  if (plan.info.min_workspace == plan.info.preferred_workspace) {
+    throw Skipped("nothing is made in runs");
+  }
+  const Buffers buffers = make_buffers(p, make_data(p));
+  const cuda::CurrentContext current(gpu.api, gpu.device);
+  const Outcome runs = must_run(gpu, p, buffers, plan);
+
+  DeviceCase on_device(gpu, p, buffers, plan.info);
+  const sageattn_execute_args args = on_device.args();
+  const cuda::DeviceMemory workspace(gpu.api, static_cast<size_t>(plan.info.preferred_workspace));
+  sageattn_error error = {};
+  error.struct_size = sizeof error;
+  must(
+      sageattn_execute(plan.plan.get(), &args, workspace.data(), workspace.size(), nullptr, &error),
+      error);
+  cuda::check(gpu.api, gpu.api.StreamSynchronize(nullptr), "cuStreamSynchronize");
+  Outcome whole;
+  on_device.collect(whole);
+  if (runs.out != whole.out) return "out differs between runs and the whole";
+  if (runs.lse != whole.lse) return "lse differs between runs and the whole";
+  return {};
+}
+
 // An execute, captured.
 class CapturedGraph {
  public:
@@ -277,10 +307,11 @@ std::vector<NamedCheck> first_checks() {
 }
 
 std::vector<NamedCheck> general_checks() {
-  return {{"workspace size", check_workspace}, {"same bits", check_same_bits},
-          {"graph capture", check_graph},      {"eight threads", check_threads},
-          {"two streams", check_streams},      {"current context", check_current_context},
-          {"NaN and Inf", check_nonfinite},    {"hostile lengths", check_hostile}};
+  return {{"workspace size", check_workspace},        {"same bits", check_same_bits},
+          {"runs of query tiles", check_runs},        {"graph capture", check_graph},
+          {"eight threads", check_threads},           {"two streams", check_streams},
+          {"current context", check_current_context}, {"NaN and Inf", check_nonfinite},
+          {"hostile lengths", check_hostile}};
 }
 
 }  // namespace sageattn_test

@@ -1,14 +1,15 @@
 // The CUDA backend against the CPU backend, on a GPU, through the C API.
 //
 //   gpu_check [--only selftest|grid|checks|shapes|large]... [--cases N] [--seed N] [--device N]
-//             [--numerics TEXT] [--case N] [--threads N] [--quick] [--verbose]
+//             [--numerics TEXT] [--kernel mma_sync|wgmma] [--case N] [--threads N] [--quick] [--verbose]
 //
 //   selftest  sageattn_selftest, and what its log says
 //   grid      many numerics over a grid of small problems; the codes in the workspace, too
 //   checks    capture, threads, streams, workspace edges, NaN and Inf, hostile lengths
 //   shapes    what users of such libraries reported as wrong; needs some 3 GB
 //   large     the same beyond 2^31 and 2^32 elements; needs some 30 GB
-// --numerics and --case: those whose name contains the text, and that problem of the grid. --quick:
+// --numerics, --kernel and --case: those whose name contains the text, those that run by wgmma or not,
+// and that problem of the grid. --quick:
 // three problems for every kind of kernel instead of the grid, for slow tools such as
 // compute-sanitizer.
 //
@@ -35,7 +36,7 @@ struct Options {
   std::vector<std::string> only;
   int cases, threads, only_case;
   uint64_t seed;
-  std::string numerics;
+  std::string numerics, kernel;
   bool quick, verbose;
 
   explicit Options(Flags& flags)
@@ -46,14 +47,23 @@ struct Options {
         only_case(flags.number("--case", -1)),
         seed(static_cast<uint64_t>(flags.number("--seed", 1))),
         numerics(flags.value("--numerics", "")),
+        kernel(flags.value("--kernel", "")),
         quick(flags.take("--quick")),
         verbose(flags.take("--verbose")) {
+    if (!kernel.empty() && kernel != "mma_sync" && kernel != "wgmma") {
+      sageattn::fail(SAGEATTN_E_INVALID_ARGUMENT, "--kernel = %s: must be mma_sync or wgmma",
+                     kernel.c_str());
+    }
     if (only_case >= 0 || quick) only = {"grid"};
   }
   bool wants(const char* part) const {
     return only.empty() || std::find(only.begin(), only.end(), part) != only.end();
   }
-  bool admits(const Numerics& n) const { return n.name.find(numerics) != std::string::npos; }
+  bool admits(const Numerics& n) const {
+    const bool wgmma = n.desc.kernel == SAGEATTN_KERNEL_WGMMA;
+    return n.name.find(numerics) != std::string::npos &&
+           (kernel.empty() || kernel == (wgmma ? "wgmma" : "mma_sync"));
+  }
 };
 
 // Counts failures and prints each.
@@ -319,15 +329,19 @@ int check_named(const Gpu& gpu, const Options& options, const std::vector<NamedC
                 Failures& failures, bool large = false) {
   const int32_t arch = gpu.device.choice.arch;
   std::vector<Numerics> presets;
-  std::printf("\n%-32s", "");
   for (const int32_t preset :
        {SAGEATTN_PRESET_SAGE1, SAGEATTN_PRESET_SAGE2_8B, SAGEATTN_PRESET_SAGE2_4B,
         SAGEATTN_PRESET_SAGE2PP, SAGEATTN_PRESET_EXACT}) {
-    const Numerics numerics = gpu_preset(preset, arch);
-    if (!options.admits(numerics)) continue;
-    presets.push_back(numerics);
-    std::printf(" %-12s", numerics.name.c_str());
+    presets.push_back(gpu_preset(preset, arch));
   }
+  if (arch == 90) {
+    for (const int32_t preset : {SAGEATTN_PRESET_SAGE2_8B, SAGEATTN_PRESET_SAGE2_4B}) {
+      presets.push_back(wgmma_preset(preset));
+    }
+  }
+  std::erase_if(presets, [&](const Numerics& n) { return !options.admits(n); });
+  std::printf("\n%-32s", "");
+  for (const Numerics& n : presets) std::printf(" %-18s", n.name.c_str());
   std::printf(" seconds\n");
 
   int passed = 0;
@@ -356,7 +370,7 @@ int check_named(const Gpu& gpu, const Options& options, const std::vector<NamedC
       }
       passed += cell[0] == 'o' ? 1 : 0;
       if (cell[0] == 'F') failed.emplace_back(what, message);
-      std::printf(" %-12s", cell);
+      std::printf(" %-18s", cell);
       std::fflush(stdout);
     }
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;

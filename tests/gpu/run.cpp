@@ -68,6 +68,14 @@ Numerics gpu_preset(int32_t preset, int32_t arch) {
   return numerics;
 }
 
+Numerics wgmma_preset(int32_t preset) {
+  Numerics numerics = preset_numerics(preset, 90);
+  numerics.name += "+wgmma";
+  numerics.desc.kernel = SAGEATTN_KERNEL_WGMMA;
+  numerics.max_dim = 128;
+  return numerics;
+}
+
 DeviceCase::DeviceCase(const Gpu& gpu, const Problem& p, const Buffers& buffers,
                        const sageattn_plan_info& info)
     : problem_(p),

@@ -27,8 +27,9 @@ PlanResult must_plan(const Gpu& gpu, const Problem& problem, const Numerics& num
 // The numerics that a CUDA plan resolved to, for the CPU backend.
 Numerics same_numerics(const Numerics& numerics, const sageattn_plan_info& info);
 
-// A preset as the GPU tests run it.
+// A preset as the GPU tests run it: by mma.sync, and by wgmma.
 Numerics gpu_preset(int32_t preset, int32_t arch);
+Numerics wgmma_preset(int32_t preset);
 
 struct Outcome {
   int32_t status = SAGEATTN_OK;
