@@ -206,15 +206,29 @@ TEST_CASE("Modules: loaded once for a device and the same bytes, forced, within 
         SAGEATTN_E_DRIVER_TOO_OLD);
 }
 
-TEST_CASE("Plans tell of each kernel, in the order of an execute") {
+namespace {
+
+std::string fake_nvrtc() {
   const char* const folder = std::getenv("LD_LIBRARY_PATH");  // where the build put the fakes
   REQUIRE(folder != nullptr);
-  const std::string nvrtc = std::string(folder) + "/libfake_nvrtc.so";
-  sageattn_context_desc context_desc{};
-  context_desc.struct_size = sizeof context_desc;
-  context_desc.backend = SAGEATTN_BACKEND_CUDA;
-  context_desc.flags = SAGEATTN_CONTEXT_NO_DISK_CACHE;
-  context_desc.nvrtc_path = nvrtc.c_str();
+  return std::string(folder) + "/libfake_nvrtc.so";
+}
+
+// On the fake device, with nothing on disk.
+sageattn_context_desc fake_context(const std::string& nvrtc) {
+  sageattn_context_desc desc{};
+  desc.struct_size = sizeof desc;
+  desc.backend = SAGEATTN_BACKEND_CUDA;
+  desc.flags = SAGEATTN_CONTEXT_NO_DISK_CACHE;
+  desc.nvrtc_path = nvrtc.c_str();
+  return desc;
+}
+
+}  // namespace
+
+TEST_CASE("Plans tell of each kernel, in the order of an execute") {
+  const std::string nvrtc = fake_nvrtc();
+  const sageattn_context_desc context_desc = fake_context(nvrtc);
   sageattn_context* context = nullptr;
   REQUIRE(sageattn_context_create(&context_desc, &context, nullptr) == SAGEATTN_OK);
   sageattn_attn_desc desc;
@@ -258,14 +272,8 @@ TEST_CASE("Plans tell of each kernel, in the order of an execute") {
 }
 
 TEST_CASE("Execute: a plan for another arch than the device's launches nothing") {
-  const char* const folder = std::getenv("LD_LIBRARY_PATH");  // where the build put the fakes
-  REQUIRE(folder != nullptr);
-  const std::string nvrtc = std::string(folder) + "/libfake_nvrtc.so";
-  sageattn_context_desc context_desc{};
-  context_desc.struct_size = sizeof context_desc;
-  context_desc.backend = SAGEATTN_BACKEND_CUDA;
-  context_desc.flags = SAGEATTN_CONTEXT_NO_DISK_CACHE;
-  context_desc.nvrtc_path = nvrtc.c_str();
+  const std::string nvrtc = fake_nvrtc();
+  sageattn_context_desc context_desc = fake_context(nvrtc);
   sageattn_attn_desc desc;
   sageattn_attn_desc_init(&desc, sizeof desc, SAGEATTN_PRESET_SAGE1, nullptr);
   desc.q_dtype = SAGEATTN_BF16;

@@ -71,5 +71,4 @@ __device__ __forceinline__ void set_registers() {
   }
 }
 
-
 }  // namespace sageattn
