@@ -1,4 +1,5 @@
-// Bulk copies from global to shared memory and the barriers that they complete. sm_90.
+// Bulk copies between global and shared memory, the barriers that they complete, and how registers are
+// divided among warpgroups. sm_90.
 #pragma once
 
 #include "ptx/common/types.h"

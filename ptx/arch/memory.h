@@ -38,8 +38,8 @@ __device__ __forceinline__ void cp_async_16(unsigned to, const void* from) {
 
 // createpolicy.fractional: how L2 treats lines; sm_80, PTX 7.4.
 enum class L2 { kNormal, kFirst, kLast };  // to be evicted
-__device__ __forceinline__ unsigned long long policy_of(L2 evict) {
-  unsigned long long policy;
+__device__ __forceinline__ u64 policy_of(L2 evict) {
+  u64 policy;
   if (evict == L2::kFirst) {
     asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
   } else if (evict == L2::kLast) {
@@ -51,8 +51,7 @@ __device__ __forceinline__ unsigned long long policy_of(L2 evict) {
 }
 
 // The same with a policy; with bytes = 0, zeros. PTX 7.4.
-__device__ __forceinline__ void cp_async_16(unsigned to, const void* from, int bytes,
-                                            unsigned long long policy) {
+__device__ __forceinline__ void cp_async_16(unsigned to, const void* from, int bytes, u64 policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
                "l"(from), "r"(bytes), "l"(policy)
                : "memory");

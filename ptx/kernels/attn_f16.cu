@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, kBlocks)
         for (int e = 0; e < 4; ++e) bits[mt][n][e] = __float_as_int(s[mt][n][e] * p.score_scale);
       }
     }
-    if (masked) hide_scores(work, tile, bits);
+    if (masked) hide_scores(work, tile, &bits[0][0][0]);
     const Exponents<kMt> exponents = raise_maxima(bits, false, 1.0f, 0.0f, 8.0f, state);
     if (exponents.rescales()) rescale(exponents, state, o);
 

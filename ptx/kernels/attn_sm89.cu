@@ -19,8 +19,7 @@ constexpr AttnShared kShared(kDims, QK_INT4 ? 4 : 8, 8, SMOOTH_Q != 0);
 constexpr int kMt = row_fragments(kDims);
 constexpr int kRowBytes = QK_INT4 ? kDqk / 2 : kDqk;
 constexpr int kVFragments = kDv / 8;
-constexpr float kPLog2 = 8.807354922057604f;  // log2(448)
-constexpr unsigned kOnes = 0x38383838u;       // four E4M3 ones
+constexpr float kPLog2 = kLog2OfLargestE4m3;
 
 // P of one tile as E4M3, the A operand of P V.
 __device__ __forceinline__ void probabilities(const int (&s)[kMt][kKeyFragments][4],
@@ -167,7 +166,8 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, 2)
     for (int mt = 0; mt < kMt; ++mt) {
       float acc[4] = {};
 #pragma unroll
-      for (int step = 0; step < kBk / 32; ++step) mma_e4m3(acc, a[mt][step], kOnes, kOnes);
+      for (int step = 0; step < kBk / 32; ++step)
+        mma_e4m3(acc, a[mt][step], kFourE4m3Ones, kFourE4m3Ones);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         sum[mt][h] = acc[2 * h];

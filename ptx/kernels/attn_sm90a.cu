@@ -21,14 +21,12 @@ namespace {
 constexpr Sm90Block kBlock(HeadDims{kDqk, kDv}, SMOOTH_Q != 0);
 constexpr int kWarpgroups = Sm90Block::kWarpgroups;
 constexpr int kStages = Sm90Block::kStages;
-constexpr int kScores = kBk / 2;         // of a thread, in a tile
-constexpr int kSteps = kBk / 32;         // products of P and V a tile
-constexpr int kStepsAtOnce = 2;          // of these, issued together
-constexpr unsigned kOnes = 0x38383838u;  // four E4M3 ones
+constexpr int kScores = kBk / 2;  // of a thread, in a tile
+constexpr int kSteps = kBk / 32;  // products of P and V a tile
+constexpr int kStepsAtOnce = 2;   // of these, issued together
 // Maxima may grow by a factor of 2 before anything is rescaled, so P reaches 224 at a maximum, 448 above.
 constexpr float kSlack = 1.0f;
-constexpr float kPLog2 = 7.807354922057604f;  // log2(224)
-static_assert(kBk == Sm90Block::kKeys);
+constexpr float kPLog2 = kLog2OfLargestE4m3 - kSlack;
 
 // ---- What a block does ----
 
@@ -227,21 +225,7 @@ __device__ __forceinline__ void finish_scores(const AttnParams& p, const Work<1>
                                              : sum * f);
     }
   }
-  if (!masked) return;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const i32 query = work.q_tile * Sm90Block::kRows + row_of<1>(thread, 0, h);
-    const i32 first = work.band.first_key(query) - tile * kBk;
-    const i32 end = work.band.end_key(query) - tile * kBk;
-#pragma unroll
-    for (int n = 0; n < kBk / 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const i32 column = column_of(thread, n, e);
-        if (column < first || column >= end) s[4 * n + 2 * h + e] = __float_as_int(-infinity());
-      }
-    }
-  }
+  if (masked) hide_scores(work, tile, s);
 }
 
 // Normalises and writes a warp's 16 rows, turned round in shared memory of its own.
@@ -266,10 +250,7 @@ __device__ __forceinline__ void write_rows(const AttnParams& p, const Work<1>& w
     }
     const i32 row = lane / 4 + 8 * h;
     if (p.lse == nullptr || lane % 4 != 0 || row >= rows) continue;
-    float& lse =
-        p.lse[work.batch * p.lse_batch + work.head * p.lse_head + (token + row) * p.lse_token];
-    const float base2 = maxima[h] + (log2_approx(sum[h]) - kPLog2);
-    lse = empty ? -infinity() : fmaf(base2, 0.693147180559945f, p.lse_biased ? lse : 0.0f);
+    store_lse(p, work, token + row, maxima[h], sum[h], kPLog2);
   }
   // fp32 rows are twice as long: half of the channels at a time.
   const bool f32 = p.out.dtype == 3;
@@ -498,8 +479,7 @@ __device__ __forceinline__ void attend(const AttnParams& p, const Barriers& barr
   };
 
   // Tile by tile, so that no product is under way from one round to the next.
-  barrier_wait(barriers.full(stage_of(first)),
-               (tiles_before + static_cast<unsigned>(first)) / kStages & 1);
+  wait_for(first);
   start_scores(first);
   look_at(first);
   wgmma_wait<0>();
@@ -550,7 +530,8 @@ extern "C" __global__ void __launch_bounds__(Sm90Block::kThreads, 1)
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   const Barriers barriers{base + kBlock.barriers};
   if (threadIdx.x == 0) barriers.init();
-  if (threadIdx.x < 64) reinterpret_cast<unsigned*>(shared + kBlock.ones)[threadIdx.x] = kOnes;
+  if (threadIdx.x < 64)
+    reinterpret_cast<unsigned*>(shared + kBlock.ones)[threadIdx.x] = kFourE4m3Ones;
   fence_async();
   __syncthreads();
 

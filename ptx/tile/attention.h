@@ -19,6 +19,10 @@ namespace sageattn {
 
 inline constexpr i32 kKeyFragments = kBk / 8;
 
+// E4M3: what P is multiplied by so that it reaches the largest value, and four ones.
+inline constexpr float kLog2OfLargestE4m3 = 8.807354922057604f;  // log2(448)
+inline constexpr unsigned kFourE4m3Ones = 0x38383838u;
+
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 __device__ __forceinline__ float quiet_nan() { return __int_as_float(0x7fc00000); }
 
@@ -29,6 +33,9 @@ __device__ __forceinline__ unsigned thread_anew() {
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread % kAttnThreads;
 }
+
+// Memory is read again from here on, instead of values kept in registers.
+__device__ __forceinline__ void read_anew() { asm volatile("" ::: "memory"); }
 
 // ---- The block's work ----
 
@@ -44,45 +51,46 @@ struct Work {
   const float* k_scale;            // of key tile 0
   const float* ds;                 // corrections of this q tile's scores, from key 0 on
 
-  // rows is 0 or less if the block has nothing to do.
+  // rows is 0 or less if the block has nothing to do. In steps, each from memory: the warp of attn_sm90a
+  // that comes here has 32 registers a thread.
   __device__ __forceinline__ void find(const AttnParams& p, unsigned pair, i32 in_run) {
     constexpr i32 b_q = kMt * 64;
     q_tile = p.first_q_tile + in_run;
     head = p.first_head + static_cast<i32>(pair % static_cast<unsigned>(p.head_count));
     batch = static_cast<i32>(pair / static_cast<unsigned>(p.head_count));
     kv_head = head / (p.heads.qo / p.heads.kv);
-    asm volatile("" ::: "memory");
+    read_anew();
     sequence = sequence_at(p.sequences, batch);
-    asm volatile("" ::: "memory");
+    read_anew();
     const i32 first_row = q_tile * b_q;
     rows = sequence.qo_len - first_row;
     if (rows <= 0) return;
     if (rows > b_q) rows = b_q;
     q_row = head * p.heads.q_tiles + sequence.first_q_tile + q_tile;
-    asm volatile("" ::: "memory");
+    read_anew();
     k_row = kv_head * p.heads.k_tiles + sequence.first_k_tile;
-    asm volatile("" ::: "memory");
+    read_anew();
     sequence_row = p.v_grouped ? kv_head * p.heads.v_groups + sequence.first_v_group
                                : kv_head * p.heads.sequences + batch;
-    asm volatile("" ::: "memory");
+    read_anew();
     k_scale = p.k_scale + k_row * kKGroupsPerTile;
-    asm volatile("" ::: "memory");
+    read_anew();
     ds = p.ds + (i64{head - p.first_head} * p.q_tile_count + in_run) * p.ds_pitch +
          sequence.first_k_tile * kBk;
 
-    asm volatile("" ::: "memory");
+    read_anew();
     band = make_band(static_cast<MaskKind>(p.mask), p.window_left, p.window_right, sequence.qo_len,
                      sequence.kv_len);
-    asm volatile("" ::: "memory");
+    read_anew();
     // Both ends of a band grow with the query, so the first and the last row bound all.
     const i32 last_row = first_row + rows - 1;
     const i32 first_key = band.first_key(first_row);
     const i32 end_key = band.end_key(last_row);
     first_key_tile = first_key / kBk;
     end_key_tile = end_key <= first_key ? first_key_tile : (end_key + kBk - 1) / kBk;
-    asm volatile("" ::: "memory");
+    read_anew();
     full_begin = (band.first_key(last_row) + kBk - 1) / kBk;
-    asm volatile("" ::: "memory");
+    read_anew();
     const i32 common_end = band.end_key(first_row);
     full_end = common_end < 0 ? 0 : common_end / kBk;
   }
@@ -273,10 +281,10 @@ struct Exponents {
   }
 };
 
-// Hides the keys of a tile that the lane's rows do not see. scores: in base 2, as bits.
+// Hides the keys of a tile that the lane's rows do not see. scores: in base 2, as bits,
+// [kMt][kKeyFragments][4].
 template <int kMt>
-__device__ __forceinline__ void hide_scores(const Work<kMt>& work, i32 tile,
-                                            int (&scores)[kMt][kKeyFragments][4]) {
+__device__ __forceinline__ void hide_scores(const Work<kMt>& work, i32 tile, int* scores) {
   const unsigned thread = thread_anew();
 #pragma unroll
   for (int mt = 0; mt < kMt; ++mt) {
@@ -291,7 +299,7 @@ __device__ __forceinline__ void hide_scores(const Work<kMt>& work, i32 tile,
         for (int e = 0; e < 2; ++e) {
           const i32 column = column_of(thread, n, e);
           if (column < first || column >= end) {
-            scores[mt][n][2 * h + e] = __float_as_int(-infinity());
+            scores[(mt * kKeyFragments + n) * 4 + 2 * h + e] = __float_as_int(-infinity());
           }
         }
       }
@@ -322,7 +330,7 @@ __device__ __forceinline__ void finish_scores(const Work<kMt>& work, i32 tile, b
       }
     }
   }
-  if (masked) hide_scores(work, tile, s);
+  if (masked) hide_scores(work, tile, &s[0][0][0]);
 }
 
 // Raises the maxima of the lane's rows by one tile. A NaN score is dropped here; it comes back
@@ -458,6 +466,16 @@ __device__ __forceinline__ bool begin(const AttnParams& p, Work<kMt>& work) {
   return true;
 }
 
+// Writes the LSE of a row, from its maximum in base 2 and its sum of P, which is scaled by 2^p_log2.
+template <int kMt>
+__device__ __forceinline__ void store_lse(const AttnParams& p, const Work<kMt>& work, i64 token,
+                                          float max, float sum, float p_log2) {
+  float& lse = p.lse[work.batch * p.lse_batch + work.head * p.lse_head + token * p.lse_token];
+  const float bias = p.lse_biased ? lse : 0.0f;
+  const float base2 = max + (log2_approx(sum) - p_log2);
+  lse = sum == 0.0f ? -infinity() : fmaf(base2, 0.693147180559945f, bias);
+}
+
 // Normalises and writes the rows: o[kMt][dv / 8][4] of each lane. v_scale and v_mean: of the
 // sequence, or null. Each warp turns 16 rows at a time round in shared memory, so that rows are written
 // whole and the code stays short.
@@ -485,11 +503,7 @@ __device__ __forceinline__ void store_rows(const AttnParams& p, const Work<kMt>&
       if (lane % 4 != 0) continue;
       stage[(h * 8 + lane / 4) * kStage.pitch + kStage.columns] = empty ? 0.0f : 1.0f;
       if (p.lse == nullptr || row >= work.rows) continue;
-      float& lse = p.lse[work.batch * p.lse_batch + work.head * p.lse_head +
-                         (work.sequence.q_start + first_row + row) * p.lse_token];
-      const float bias = p.lse_biased ? lse : 0.0f;
-      const float base2 = state.max[mt][h] + (log2_approx(l) - p_log2);
-      lse = empty ? -infinity() : fmaf(base2, 0.693147180559945f, bias);
+      store_lse(p, work, work.sequence.q_start + first_row + row, state.max[mt][h], l, p_log2);
     }
 #pragma unroll
     for (int half = 0; half < kDv / kStage.columns; ++half) {

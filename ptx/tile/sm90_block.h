@@ -2,7 +2,7 @@
 // the host, which launches it.
 #pragma once
 
-#include "ptx/tile/dims.h"
+#include "ptx/tile/tiles.h"
 
 namespace sageattn {
 
@@ -12,9 +12,10 @@ struct Sm90Block {
   static constexpr i32 kWarpgroups = 3;
   static constexpr i32 kThreads = (kWarpgroups + 1) * 128;
   static constexpr i32 kComputeRegisters = 160, kLoadRegisters = 32;
-  static constexpr i32 kRows = 64;   // queries a warpgroup: one tile
-  static constexpr i32 kKeys = 128;  // keys a tile
-  static constexpr i32 kStages = 3;  // tiles of keys: what shared memory holds
+  static constexpr TileShape kTile = tile_shape({128, 128}, true);
+  static constexpr i32 kRows = kTile.b_q;  // queries a warpgroup: one tile
+  static constexpr i32 kKeys = kTile.b_k;  // keys a tile
+  static constexpr i32 kStages = 3;        // tiles of keys: what shared memory holds
 
   i32 q_bytes, k_bytes, v_bytes;  // codes of a tile
   i32 stat_bytes;                 // V's scales, or means, of a group

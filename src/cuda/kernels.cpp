@@ -58,7 +58,7 @@ int prepare_shared_bytes(const PlanConfig& plan) {
 
 std::vector<KernelUse> kernels_of(const PlanConfig& plan) {
   const Shape shape(plan);
-  const jit::Macro d_qk{"D_QK", shape.d_tile}, d_v{"D_V", shape.dv_tile};
+  const jit::Macro d_qk{"D_QK", shape.d_tile};
   const jit::Macro int4{"QK_INT4", plan.qk_format == SAGEATTN_QK_I4};
 
   std::vector<KernelUse> list;

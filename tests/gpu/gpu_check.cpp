@@ -124,27 +124,25 @@ std::vector<Numerics> all_numerics(int32_t arch) {
   if (arch != 90) return list;
 
   // The same by wgmma.
-  const auto add_wgmma = [&](const char* name, int32_t preset, const auto& change) {
-    add(name, preset, [&](Desc& d) {
-      d.kernel = SAGEATTN_KERNEL_WGMMA;
-      change(d);
-    });
-    list.back().max_dim = 128;
+  const auto add_wgmma = [&](const char* suffix, int32_t preset, const auto& change) {
+    Numerics numerics = wgmma_preset(preset);
+    numerics.name += suffix;
+    change(numerics.desc);
+    list.push_back(numerics);
   };
   for (const int32_t preset : {k8B, k4B}) {
-    add_wgmma("wgmma", preset, [](Desc&) {});
-    add_wgmma("wgmma_smooth_q", preset, [](Desc& d) {
+    add_wgmma("", preset, [](Desc&) {});
+    add_wgmma("_smooth_q", preset, [](Desc& d) {
       d.smooth_q = d.smooth_q == SAGEATTN_SMOOTH_ON ? SAGEATTN_SMOOTH_OFF : SAGEATTN_SMOOTH_ON;
     });
   }
-  add_wgmma("wgmma_no_smooth_k", k8B, [](Desc& d) { d.smooth_k = SAGEATTN_SMOOTH_OFF; });
-  add_wgmma("wgmma_v_off", k8B, [](Desc& d) { d.smooth_v = SAGEATTN_SMOOTH_V_OFF; });
-  add_wgmma("wgmma_v_sequence", k8B, [](Desc& d) { d.smooth_v = SAGEATTN_SMOOTH_V_SEQUENCE; });
-  add_wgmma("wgmma_interval128", k8B, [](Desc& d) { d.promotion_interval = 128; });
-  add_wgmma("wgmma_interval512", k8B, [](Desc& d) { d.promotion_interval = 512; });
-  add_wgmma("wgmma_hadamard", k8B, [](Desc& d) { d.rotation = SAGEATTN_ROTATION_HADAMARD; });
-  add_wgmma("wgmma_per_block", k8B,
-            [](Desc& d) { d.qk_granularity = SAGEATTN_GRANULARITY_PER_BLOCK; });
+  add_wgmma("_no_smooth_k", k8B, [](Desc& d) { d.smooth_k = SAGEATTN_SMOOTH_OFF; });
+  add_wgmma("_v_off", k8B, [](Desc& d) { d.smooth_v = SAGEATTN_SMOOTH_V_OFF; });
+  add_wgmma("_v_sequence", k8B, [](Desc& d) { d.smooth_v = SAGEATTN_SMOOTH_V_SEQUENCE; });
+  add_wgmma("_interval128", k8B, [](Desc& d) { d.promotion_interval = 128; });
+  add_wgmma("_interval512", k8B, [](Desc& d) { d.promotion_interval = 512; });
+  add_wgmma("_hadamard", k8B, [](Desc& d) { d.rotation = SAGEATTN_ROTATION_HADAMARD; });
+  add_wgmma("_per_block", k8B, [](Desc& d) { d.qk_granularity = SAGEATTN_GRANULARITY_PER_BLOCK; });
   return list;
 }
 
