@@ -10,7 +10,10 @@
 
 namespace sageattn_test {
 
-inline constexpr unsigned char kCanary = 0xA5;
+// What outputs hold before a run: in every dtype a NaN with a payload that nothing computes.
+inline constexpr unsigned char kCanary = 0xFF;
+// What lies around a workspace.
+inline constexpr unsigned char kWorkspaceCanary = 0xA5;
 
 struct Dims {
   int64_t batch, token, head, dim;

@@ -537,8 +537,8 @@ bool selected(const Problem& problem, const Numerics& numerics) {
 // ---------------------------------------------------------------------------------------------
 namespace {
 
-bool is_canary(const unsigned char* bytes, size_t size) {
-  return std::all_of(bytes, bytes + size, [](unsigned char x) { return x == kCanary; });
+bool all_are(unsigned char value, const unsigned char* bytes, size_t size) {
+  return std::all_of(bytes, bytes + size, [&](unsigned char x) { return x == value; });
 }
 
 // The first byte outside the tokens that may be written which no longer holds the canary.
@@ -668,7 +668,7 @@ CaseResult run_case(const Problem& p, const Numerics& numerics, const Data& data
   const size_t workspace_size = static_cast<size_t>(result.info.min_workspace);
   const size_t alignment = static_cast<size_t>(std::max(result.info.workspace_alignment, 1));
   const size_t guard = 4096;
-  std::vector<unsigned char> arena(workspace_size + 2 * guard + 2 * alignment, kCanary);
+  std::vector<unsigned char> arena(workspace_size + 2 * guard + 2 * alignment, kWorkspaceCanary);
   size_t offset = guard;
   while ((reinterpret_cast<uintptr_t>(&arena[offset])) % (2 * alignment) != alignment) ++offset;
   std::memset(&arena[offset], 0xFF, workspace_size);
@@ -684,8 +684,10 @@ CaseResult run_case(const Problem& p, const Numerics& numerics, const Data& data
   for (int i = 0; i < 3; ++i) {
     if (inputs[i]->image != before[i]) violation = std::string(names[i]) + " was written";
   }
-  if (!is_canary(arena.data(), offset)) violation = "memory before the workspace was written";
-  if (!is_canary(&arena[offset] + workspace_size, arena.size() - offset - workspace_size)) {
+  if (!all_are(kWorkspaceCanary, arena.data(), offset))
+    violation = "memory before the workspace was written";
+  if (!all_are(kWorkspaceCanary, &arena[offset] + workspace_size,
+               arena.size() - offset - workspace_size)) {
     violation = "memory after the workspace was written";
   }
   if (!status_guards_hold(buffers.status)) {
@@ -735,10 +737,10 @@ CaseResult run_case(const Problem& p, const Numerics& numerics, const Data& data
     for (int64_t t = 0; t < q_tokens; ++t) {
       bool untouched = true;
       for (int h = 0; h < s.num_qo_heads; ++h) {
-        untouched = untouched && is_canary(&lse.image[lse.at(0, t, h, 0)], 4);
+        untouched = untouched && all_are(kCanary, &lse.image[lse.at(0, t, h, 0)], 4);
         for (int c = 0; c < s.head_dim_v; ++c) {
-          untouched =
-              untouched && is_canary(&out.image[out.at(0, t, h, c)], dtype_size(p.out_dtype));
+          untouched = untouched &&
+                      all_are(kCanary, &out.image[out.at(0, t, h, c)], dtype_size(p.out_dtype));
         }
       }
       result.packed_row_untouched.push_back(untouched);

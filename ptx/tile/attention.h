@@ -491,6 +491,7 @@ __device__ __forceinline__ void store_rows(const AttnParams& p, const Work<kMt>&
   const i32 first_row = work.q_tile * kMt * 64;
   float* stage = reinterpret_cast<float*>(shared) + warp * 16 * kStage.pitch;
   const int column = lane * 4 % kStage.columns;
+  __syncthreads();  // other warps may still read the last tile
 #pragma unroll
   for (int mt = 0; mt < kMt; ++mt) {
     float inverse[2];

@@ -92,7 +92,7 @@ DeviceCase::DeviceCase(const Gpu& gpu, const Problem& p, const Buffers& buffers,
       workspace_size_(static_cast<size_t>(info.min_workspace)),
       offset_(kWorkspaceGuard + static_cast<size_t>(info.workspace_alignment)),
       arena_(gpu.api, offset_ + workspace_size_ + kWorkspaceGuard) {
-  std::vector<unsigned char> image(arena_.size(), kCanary);
+  std::vector<unsigned char> image(arena_.size(), kWorkspaceCanary);
   std::memset(&image[offset_], 0xFF, workspace_size_);
   arena_.upload(image.data(), image.size());
 }
@@ -132,7 +132,7 @@ void DeviceCase::collect(Outcome& outcome) const {
   const auto start = arena.begin() + static_cast<int64_t>(offset_);
   const auto end = start + static_cast<int64_t>(workspace_size_);
   outcome.workspace.assign(start, end);
-  const auto canary = [](unsigned char x) { return x == kCanary; };
+  const auto canary = [](unsigned char x) { return x == kWorkspaceCanary; };
   if (!std::all_of(arena.begin(), start, canary) || !std::all_of(end, arena.end(), canary)) {
     outcome.violation = "memory around the workspace was written";
   }
