@@ -40,6 +40,10 @@ EXPECTED = {
     ("sage2_4b", "sm_120"): (S8, FP8),  # which has no INT4: it becomes INT8
 }
 
+# griddepcontrol.wait and .launch_dependents, and what touches global memory.
+WAITS, STARTS = "ACQBULK", "PREEXIT"
+GLOBAL = r"(LDG|STG|LDGSTS|ATOMG?|REDG?|LD|ST|UBLKCP|UBLKRED|UBLKPF|CCTL\w*)(\.|$)"
+
 # Of a multiprocessor (CUDA C++ Programming Guide, table of technical specifications): warps,
 # blocks, bytes of shared memory. All have 65536 registers, in units of 256 a warp.
 LIMITS = {"80": (64, 32, 164 << 10), "86": (48, 16, 100 << 10), "89": (48, 24, 100 << 10),
@@ -134,7 +138,23 @@ def read_table(path):
         return build, list(csv.DictReader(file, delimiter="\t"))
 
 
-def faults_of(row, code):
+def faults_of_launch(row, code):
+    """From sm_90 a kernel may be launched while the one before it runs: it says when its own successor
+    may start, and waits before it touches global memory."""
+    if int(re.match(r"sm_(\d+)", row["arch"])[1]) < 90:
+        return
+    opcodes = [opcode for opcode, _ in code]
+    if STARTS not in opcodes:
+        yield f"has no {STARTS} (griddepcontrol.launch_dependents)"
+    if WAITS not in opcodes:
+        yield f"has no {WAITS} (griddepcontrol.wait)"
+        return
+    early = [opcode for opcode in opcodes[:opcodes.index(WAITS)] if re.match(GLOBAL, opcode)]
+    if early:
+        yield f"has {', '.join(early)} before {WAITS} (griddepcontrol.wait)"
+
+
+def faults_of_products(row, code):
     for preset in row["presets"].split():
         opcodes = {opcode for opcode, _ in code}
         for pattern in EXPECTED.get((preset, row["arch"]), ()):
@@ -186,10 +206,11 @@ def main():
     faults, rows = [], []
     for row, code in zip(compiled, codes, strict=True):
         described = describe(row, code)
-        if described is None:
-            continue
-        rows.append(described)
-        faults += [f"{' '.join(key_of(row))}: {fault}" for fault in faults_of(row, code)]
+        found = list(faults_of_launch(row, code))
+        if described is not None:
+            rows.append(described)
+            found += faults_of_products(row, code)
+        faults += [f"{' '.join(key_of(row))}: {fault}" for fault in found]
     seen = {(preset, row["arch"]) for row in compiled for preset in row["presets"].split()}
     faults += [f"{preset} has no kernel for {arch}" for preset, arch in EXPECTED
                if (preset, arch) not in seen]
