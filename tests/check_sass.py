@@ -178,9 +178,9 @@ def faults_of_launch(row, code):
         yield f"may end without {WAITS} (griddepcontrol.wait)"
     if WAITS not in opcodes:
         return
-    early = [opcode for opcode in opcodes[:opcodes.index(WAITS)] if re.match(GLOBAL, opcode)]
+    early = {opcode for opcode in opcodes[:opcodes.index(WAITS)] if re.match(GLOBAL, opcode)}
     if early:
-        yield f"has {', '.join(early)} before {WAITS} (griddepcontrol.wait)"
+        yield f"has {', '.join(sorted(early))} before {WAITS} (griddepcontrol.wait)"
 
 
 def faults_of_products(row, code):

@@ -225,6 +225,29 @@ sageattn_context_desc fake_context(const std::string& nvrtc) {
   return desc;
 }
 
+// Of a plan for one token of 64 16-bit channels.
+sageattn_error execute_one_token(const sageattn_plan* plan) {
+  sageattn_plan_info info{};
+  info.struct_size = sizeof info;
+  REQUIRE(sageattn_plan_get_info(plan, &info, nullptr) == SAGEATTN_OK);
+  alignas(16) uint16_t q[64], k[64], v[64], out[64];
+  std::vector<unsigned char> memory(static_cast<size_t>(info.min_workspace) + 256);
+  void* workspace = memory.data();
+  size_t room = memory.size();
+  REQUIRE(std::align(256, static_cast<size_t>(info.min_workspace), workspace, room) != nullptr);
+  sageattn_execute_args args{};
+  args.struct_size = sizeof args;
+  args.batch = args.qo_len = args.kv_len = 1;
+  args.q.data = q;
+  args.k.data = k;
+  args.v.data = v;
+  args.out.data = out;
+  sageattn_error error{};
+  error.struct_size = sizeof error;
+  sageattn_execute(plan, &args, workspace, room, nullptr, &error);
+  return error;
+}
+
 }  // namespace
 
 TEST_CASE("Plans tell of each kernel, in the order of an execute") {
@@ -286,25 +309,8 @@ TEST_CASE("Execute: a plan for another arch than the device's launches nothing")
     sageattn_plan* plan = nullptr;
     REQUIRE(sageattn_context_create(&context_desc, &context, nullptr) == SAGEATTN_OK);
     REQUIRE(sageattn_plan_create(context, &desc, &plan, nullptr) == SAGEATTN_OK);
-    sageattn_plan_info info{};
-    info.struct_size = sizeof info;
-    REQUIRE(sageattn_plan_get_info(plan, &info, nullptr) == SAGEATTN_OK);
-    alignas(16) uint16_t q[64], k[64], v[64], out[64];
-    std::vector<unsigned char> memory(static_cast<size_t>(info.min_workspace) + 256);
-    void* workspace = memory.data();
-    size_t room = memory.size();
-    REQUIRE(std::align(256, static_cast<size_t>(info.min_workspace), workspace, room) != nullptr);
-    sageattn_execute_args args{};
-    args.struct_size = sizeof args;
-    args.batch = args.qo_len = args.kv_len = 1;
-    args.q.data = q;
-    args.k.data = k;
-    args.v.data = v;
-    args.out.data = out;
-    sageattn_error error{};
-    error.struct_size = sizeof error;
     const int before = counts().launches;
-    sageattn_execute(plan, &args, workspace, room, nullptr, &error);
+    const sageattn_error error = execute_one_token(plan);
     INFO(error.message);
     CHECK(error.status == (arch == 0 ? SAGEATTN_OK : SAGEATTN_E_UNSUPPORTED));
     if (arch != 0) CHECK(contains(error, "target_arch = 89"));
@@ -332,23 +338,8 @@ unsigned dependents_of(int32_t device, int number) {
   sageattn_plan* plan = nullptr;
   REQUIRE(sageattn_context_create(&context_desc, &context, nullptr) == SAGEATTN_OK);
   REQUIRE(sageattn_plan_create(context, &desc, &plan, nullptr) == SAGEATTN_OK);
-  sageattn_plan_info info{};
-  info.struct_size = sizeof info;
-  REQUIRE(sageattn_plan_get_info(plan, &info, nullptr) == SAGEATTN_OK);
-  alignas(16) uint16_t q[64], k[64], v[64], out[64];
-  std::vector<unsigned char> memory(static_cast<size_t>(info.min_workspace) + 256);
-  void* workspace = memory.data();
-  size_t room = memory.size();
-  REQUIRE(std::align(256, static_cast<size_t>(info.min_workspace), workspace, room) != nullptr);
-  sageattn_execute_args args{};
-  args.struct_size = sizeof args;
-  args.batch = args.qo_len = args.kv_len = 1;
-  args.q.data = q;
-  args.k.data = k;
-  args.v.data = v;
-  args.out.data = out;
   const int before = counts().launches;
-  CHECK(sageattn_execute(plan, &args, workspace, room, nullptr, nullptr) == SAGEATTN_OK);
+  CHECK(execute_one_token(plan).status == SAGEATTN_OK);
   CHECK(counts().launches - before == number);
   const unsigned dependents = counts().dependents;
   sageattn_plan_destroy(plan);
