@@ -613,7 +613,7 @@ SAGEATTN_API int32_t sageattn_plan_export_blob(const sageattn_plan *plan, void *
                                                sageattn_error *err);
 
 /* Computes attention. Never allocates, compiles or, with CUDA, synchronises: it can be captured
- * in a CUDA graph. With the CPU backend it returns when the result is there.
+ * in a CUDA graph (whose edges may be programmatic). With the CPU backend it returns when the result is there.
  *   workspace       min_workspace bytes or more, aligned to workspace_alignment; its contents
  *                   before and after mean nothing. One for each execute in flight.
  *   stream          CUDA: where to enqueue, NULL for the default stream. CPU: must be NULL.

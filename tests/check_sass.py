@@ -11,6 +11,7 @@ If $NVDISASM is set it must be there.
 """
 
 import argparse
+import collections
 import concurrent.futures
 import csv
 import glob
@@ -40,6 +41,10 @@ EXPECTED = {
     ("sage2_4b", "sm_120"): (S8, FP8),  # which has no INT4: it becomes INT8
 }
 
+# griddepcontrol.wait and .launch_dependents, and what touches global memory.
+WAITS, STARTS = "ACQBULK", "PREEXIT"
+GLOBAL = r"(LDG|STG|LDGSTS|ATOMG?|REDG?|LD|ST|UBLKCP|UBLKRED|UBLKPF|CCTL\w*)(\.|$)"
+
 # Of a multiprocessor (CUDA C++ Programming Guide, table of technical specifications): warps,
 # blocks, bytes of shared memory. All have 65536 registers, in units of 256 a warp.
 LIMITS = {"80": (64, 32, 164 << 10), "86": (48, 16, 100 << 10), "89": (48, 24, 100 << 10),
@@ -67,18 +72,45 @@ def find_nvdisasm():
         (found for place in places if (found := shutil.which("nvdisasm", path=place))), None)
 
 
+# target: index of the instruction that it may jump to, or None.
+Instruction = collections.namedtuple("Instruction", "opcode target conditional")
+
+
 def instructions_of(nvdisasm, cubin):
-    """[(opcode, index of the instruction that it may jump to or None)] of the code in a cubin."""
+    """The Instructions of the code in a cubin."""
     text = subprocess.run([nvdisasm, "-c", cubin], capture_output=True, text=True,
                           check=True).stdout
     labels, found = {}, []
     for line in text.splitlines():
         if label := re.match(r"(\.L_x_\d+):", line):
             labels[label[1]] = len(found)
-        elif code := re.match(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)(.*)", line):
-            target = re.search(r"`\((\.L_x_\d+)\)", code[2])
-            found.append((code[1], target[1] if target and code[1].startswith("BRA") else None))
-    return [(opcode, labels.get(target)) for opcode, target in found]
+        elif code := re.match(r"\s+/\*[0-9a-f]+\*/\s+(@!?\w+\s+)?([A-Z][\w.]*)(.*)", line):
+            # Of a jump, a predicate may also stand before the label.
+            target = re.search(r"(!?U?P\w+,\s*)?`\((\.L_x_\d+)\)", code[3])
+            jumps = target and code[2].startswith("BRA")
+            found.append(Instruction(code[2], target[2] if jumps else None,
+                                     bool(code[1] or jumps and target[1])))
+    return [one._replace(target=labels.get(one.target)) for one in found]
+
+
+def may_end_before(code, opcode):
+    """Whether a thread may come to the end of a kernel without such an instruction."""
+    open_ends, seen = [0], set()
+    while open_ends:
+        at = open_ends.pop()
+        if at in seen or at >= len(code):
+            continue
+        seen.add(at)
+        one = code[at]
+        if one.opcode == opcode and not one.conditional:
+            continue
+        if one.opcode == "EXIT":
+            return True
+        if one.target is not None:
+            open_ends.append(one.target)
+        if one.conditional or not one.opcode.startswith("BRA"):
+            open_ends.append(at + 1)
+    return False
 
 
 def is_mma(opcode):
@@ -88,8 +120,8 @@ def is_mma(opcode):
 def main_loop(code):
     """Opcodes of the smallest loop that multiplies in as many ways as any: from the target of a
     jump backwards to the jump. Empty if no loop has an MMA."""
-    loops = [[opcode for opcode, _ in code[start:end + 1]]
-             for end, (_, start) in enumerate(code) if start is not None and start <= end]
+    loops = [[one.opcode for one in code[jump.target:end + 1]]
+             for end, jump in enumerate(code) if jump.target is not None and jump.target <= end]
     loops = [loop for loop in loops if any(map(is_mma, loop))]
     return min(loops, key=lambda loop: (-len(set(filter(is_mma, loop))), len(loop)), default=[])
 
@@ -134,9 +166,26 @@ def read_table(path):
         return build, list(csv.DictReader(file, delimiter="\t"))
 
 
-def faults_of(row, code):
+def faults_of_launch(row, code):
+    """From sm_90 a kernel may be launched while the one before it runs: it says when the next may start,
+    and does not end, nor, as far as the order of the code tells, touch global memory before it waits."""
+    if int(re.match(r"sm_(\d+)", row["arch"])[1]) < 90:
+        return
+    opcodes = [one.opcode for one in code]
+    if STARTS not in opcodes:
+        yield f"has no {STARTS} (griddepcontrol.launch_dependents)"
+    if may_end_before(code, WAITS):
+        yield f"may end without {WAITS} (griddepcontrol.wait)"
+    if WAITS not in opcodes:
+        return
+    early = {opcode for opcode in opcodes[:opcodes.index(WAITS)] if re.match(GLOBAL, opcode)}
+    if early:
+        yield f"has {', '.join(sorted(early))} before {WAITS} (griddepcontrol.wait)"
+
+
+def faults_of_products(row, code):
     for preset in row["presets"].split():
-        opcodes = {opcode for opcode, _ in code}
+        opcodes = {one.opcode for one in code}
         for pattern in EXPECTED.get((preset, row["arch"]), ()):
             if not any(re.match(pattern, opcode) for opcode in opcodes):
                 has = ", ".join(sorted(filter(is_mma, opcodes))) or "no MMA"
@@ -186,10 +235,11 @@ def main():
     faults, rows = [], []
     for row, code in zip(compiled, codes, strict=True):
         described = describe(row, code)
-        if described is None:
-            continue
-        rows.append(described)
-        faults += [f"{' '.join(key_of(row))}: {fault}" for fault in faults_of(row, code)]
+        found = list(faults_of_launch(row, code))
+        if described is not None:
+            rows.append(described)
+            found += faults_of_products(row, code)
+        faults += [f"{' '.join(key_of(row))}: {fault}" for fault in found]
     seen = {(preset, row["arch"]) for row in compiled for preset in row["presets"].split()}
     faults += [f"{preset} has no kernel for {arch}" for preset, arch in EXPECTED
                if (preset, arch) not in seen]

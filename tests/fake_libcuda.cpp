@@ -28,13 +28,19 @@ struct Counts {
   unsigned last_grid, last_block, last_shared;
   void* last_stream;
   int allocations, streams;  // that are held
+  unsigned dependents;       // a bit for each launch, 1: as dependent; the last is the lowest
 } counts;
 std::mutex mutex;  // of counts: any thread may call
 
+struct LaunchAttribute {
+  int id;
+  alignas(8) int value;
+  char pad[60];
+};
 struct LaunchConfig {
   unsigned grid[3], block[3], shared;
   void* stream;
-  void* attributes;
+  const LaunchAttribute* attributes;
   unsigned num_attributes;
 };
 
@@ -138,7 +144,14 @@ Result launch(const LaunchConfig* config, void* function, void** parameters, voi
   if (function == nullptr || parameters == nullptr || parameters[0] == nullptr) return 1;
   if (config->grid[0] == 0 || config->block[0] == 0) return 1;
   if (config->stream == handle(0xBAD)) return 400;
+  const bool dependent = config->num_attributes != 0;
+  // Programmatic stream serialization, allowed: nothing else is known.
+  if (dependent && (config->num_attributes != 1 || config->attributes[0].id != 6 ||
+                    config->attributes[0].value != 1)) {
+    return 1;
+  }
   ++counts.launches;
+  counts.dependents = counts.dependents << 1 | (dependent ? 1 : 0);
   counts.last_grid = config->grid[0];
   counts.last_block = config->block[0];
   counts.last_shared = config->shared;

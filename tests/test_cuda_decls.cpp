@@ -72,6 +72,8 @@ static_assert(ours::kFunctionRegisters == CU_FUNC_ATTRIBUTE_NUM_REGS);
 static_assert(ours::kFunctionMaxDynamicShared == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 static_assert(ours::kCaptureModeThreadLocal == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
 static_assert(ours::kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
+static_assert(ours::kLaunchProgrammaticSerialization ==
+              CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
 static_assert(ours::kLegacyStream == CU_GET_PROC_ADDRESS_LEGACY_STREAM);
 
 static_assert(std::is_same_v<ours::Context, CUcontext>);
@@ -91,6 +93,8 @@ SAME_FIELD(num_attributes, numAttrs);
 #undef SAME_FIELD
 static_assert(sizeof(ours::LaunchAttribute) == sizeof(CUlaunchAttribute));
 static_assert(offsetof(ours::LaunchAttribute, value) == offsetof(CUlaunchAttribute, value));
+static_assert(offsetof(ours::LaunchAttribute, allowed) ==
+              offsetof(CUlaunchAttribute, value.programmaticStreamSerializationAllowed));
 
 }  // namespace
 #endif

@@ -32,6 +32,7 @@ struct Counts {
   unsigned last_grid, last_block, last_shared;
   void* last_stream;
   int allocations, streams;
+  unsigned dependents;
 };
 
 Counts counts() {
@@ -224,6 +225,29 @@ sageattn_context_desc fake_context(const std::string& nvrtc) {
   return desc;
 }
 
+// Of a plan for one token of 64 16-bit channels.
+sageattn_error execute_one_token(const sageattn_plan* plan) {
+  sageattn_plan_info info{};
+  info.struct_size = sizeof info;
+  REQUIRE(sageattn_plan_get_info(plan, &info, nullptr) == SAGEATTN_OK);
+  alignas(16) uint16_t q[64], k[64], v[64], out[64];
+  std::vector<unsigned char> memory(static_cast<size_t>(info.min_workspace) + 256);
+  void* workspace = memory.data();
+  size_t room = memory.size();
+  REQUIRE(std::align(256, static_cast<size_t>(info.min_workspace), workspace, room) != nullptr);
+  sageattn_execute_args args{};
+  args.struct_size = sizeof args;
+  args.batch = args.qo_len = args.kv_len = 1;
+  args.q.data = q;
+  args.k.data = k;
+  args.v.data = v;
+  args.out.data = out;
+  sageattn_error error{};
+  error.struct_size = sizeof error;
+  sageattn_execute(plan, &args, workspace, room, nullptr, &error);
+  return error;
+}
+
 }  // namespace
 
 TEST_CASE("Plans tell of each kernel, in the order of an execute") {
@@ -285,25 +309,8 @@ TEST_CASE("Execute: a plan for another arch than the device's launches nothing")
     sageattn_plan* plan = nullptr;
     REQUIRE(sageattn_context_create(&context_desc, &context, nullptr) == SAGEATTN_OK);
     REQUIRE(sageattn_plan_create(context, &desc, &plan, nullptr) == SAGEATTN_OK);
-    sageattn_plan_info info{};
-    info.struct_size = sizeof info;
-    REQUIRE(sageattn_plan_get_info(plan, &info, nullptr) == SAGEATTN_OK);
-    alignas(16) uint16_t q[64], k[64], v[64], out[64];
-    std::vector<unsigned char> memory(static_cast<size_t>(info.min_workspace) + 256);
-    void* workspace = memory.data();
-    size_t room = memory.size();
-    REQUIRE(std::align(256, static_cast<size_t>(info.min_workspace), workspace, room) != nullptr);
-    sageattn_execute_args args{};
-    args.struct_size = sizeof args;
-    args.batch = args.qo_len = args.kv_len = 1;
-    args.q.data = q;
-    args.k.data = k;
-    args.v.data = v;
-    args.out.data = out;
-    sageattn_error error{};
-    error.struct_size = sizeof error;
     const int before = counts().launches;
-    sageattn_execute(plan, &args, workspace, room, nullptr, &error);
+    const sageattn_error error = execute_one_token(plan);
     INFO(error.message);
     CHECK(error.status == (arch == 0 ? SAGEATTN_OK : SAGEATTN_E_UNSUPPORTED));
     if (arch != 0) CHECK(contains(error, "target_arch = 89"));
@@ -311,6 +318,55 @@ TEST_CASE("Execute: a plan for another arch than the device's launches nothing")
     sageattn_plan_destroy(plan);
     sageattn_context_destroy(context);
   }
+}
+
+namespace {
+
+// How the kernels of an execute are launched on a device: a bit each, 1 if it need not wait for the last
+// one to end. `number`: of kernels.
+unsigned dependents_of(int32_t device, int number) {
+  const std::string nvrtc = fake_nvrtc();
+  sageattn_context_desc context_desc = fake_context(nvrtc);
+  context_desc.device = device;
+  sageattn_attn_desc desc;
+  sageattn_attn_desc_init(&desc, sizeof desc, SAGEATTN_PRESET_SAGE1, nullptr);
+  desc.q_dtype = SAGEATTN_BF16;
+  desc.head_dim = 64;
+  desc.smooth_q = number == 4 ? SAGEATTN_SMOOTH_ON : SAGEATTN_SMOOTH_OFF;
+  desc.num_qo_heads = desc.max_qo_len = desc.max_kv_len = 1;
+  sageattn_context* context = nullptr;
+  sageattn_plan* plan = nullptr;
+  REQUIRE(sageattn_context_create(&context_desc, &context, nullptr) == SAGEATTN_OK);
+  REQUIRE(sageattn_plan_create(context, &desc, &plan, nullptr) == SAGEATTN_OK);
+  const int before = counts().launches;
+  CHECK(execute_one_token(plan).status == SAGEATTN_OK);
+  CHECK(counts().launches - before == number);
+  const unsigned dependents = counts().dependents;
+  sageattn_plan_destroy(plan);
+  sageattn_context_destroy(context);
+  return dependents & ((1u << number) - 1);
+}
+
+}  // namespace
+
+TEST_CASE("Execute: each kernel but the first may start early, where the device can") {
+  CHECK(dependents_of(0, 3) == 0b011);
+  CHECK(dependents_of(0, 4) == 0b0111);
+  CHECK(dependents_of(0, 4) == 0b0111);  // again the first waits
+  // Devices of other archs: a device is looked at once, when it is opened.
+  const Setting devices("FAKE_CUDA_DEVICES", "16");
+  int32_t device = 8;
+  for (const char* capability : {"80", "86", "89"}) {
+    const Setting older("FAKE_CUDA_CC", capability);
+    INFO(capability);
+    CHECK(dependents_of(device++, 4) == 0);
+  }
+  const Setting newer("FAKE_CUDA_CC", "120");
+  CHECK(dependents_of(device, 4) == 0b0111);
+
+  CHECK(cuda::has_dependents(90, 12030));
+  CHECK_FALSE(cuda::has_dependents(90, 12020));
+  CHECK_FALSE(cuda::has_dependents(89, 13000));
 }
 
 TEST_CASE("Plans: limits beyond a launch or a workspace are refused at once, launches counted") {

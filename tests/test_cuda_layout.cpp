@@ -365,6 +365,7 @@ TEST_CASE("CUDA launches: each tile of each head once, in runs that fit") {
           CHECK(correction->ds == entry.attention.ds);
           CHECK(correction->ds_pitch == entry.attention.ds_pitch);
         }
+        CHECK(attention.followed == (&entry == &recorder.entries.back() ? 0 : 1));
         next += int64_t{attention.head_count} * attention.q_tile_count;
         blocks += entry.blocks;
       }

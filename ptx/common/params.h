@@ -7,7 +7,8 @@
 //   score_correction  smooth_q: for each run of query heads, or of q tiles of one head, that the ds
 //                     buffer holds, before its
 //   attn_*            attention: batch * head_count * q_tile_count
-// All grids are linear.
+// All grids are linear. From sm_90 each but the first may start while the one before still runs:
+// ptx/arch/grid.h.
 //
 // Workspace layouts. A sequence is cut into tiles of b_q queries and b_k keys; each tile is one
 // contiguous piece, padded to whole rows and channels with zeros and already in the order in which
@@ -159,6 +160,9 @@ struct AttnParams {
   i32 out_in_pieces;               // wgmma: rows of out can be written in 16-byte pieces
   i32* next_item;                  // wgmma: 0 at first
   i32 v_smooth;                    // V's mean is added back
+  // Another kernel of the execute follows, which may start early. What a caller launches next may not: it
+  // is not ours to judge what that waits for.
+  i32 followed;
 };
 
 }  // namespace sageattn

@@ -533,6 +533,8 @@ extern "C" __global__ void __launch_bounds__(Sm90Block::kThreads, 1)
   if (threadIdx.x < 64)
     reinterpret_cast<unsigned*>(shared + kBlock.ones)[threadIdx.x] = kFourE4m3Ones;
   fence_async();
+  if (p.followed) start_dependents();
+  wait_for_grids();  // every role touches global memory
   __syncthreads();
 
   if (warpgroup == kWarpgroups) {

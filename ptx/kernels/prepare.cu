@@ -16,6 +16,7 @@
 // A tile waits for tasks with lower block indices only, which the hardware starts first.
 //
 // Everything is computed in the order and precision of docs/numerics.md: no fused multiply-add.
+#include "ptx/arch/grid.h"
 #include "ptx/arch/memory.h"
 #include "ptx/tile/groups.h"
 #include "ptx/tile/quantizer.h"
@@ -804,7 +805,12 @@ extern "C" __global__ void __launch_bounds__(kPrepareThreads, kBlocks)
   extern __shared__ __align__(32) unsigned char dynamic[];  // tokens of one task
   __shared__ Shared shared;
   __shared__ Task task;
-  if (threadIdx.x == 0) task.find(p, blockIdx.x);
+  start_dependents();
+  if (threadIdx.x == 0) {
+    if (p.sequences.table != nullptr) wait_for_grids();  // else parameters tell all
+    task.find(p, blockIdx.x);
+  }
+  wait_for_grids();
   __syncthreads();
   if (QK_BITS != 16 && task.kind == Task::kStatistics) {
     take_statistics(p, task, shared, shared_address(dynamic));

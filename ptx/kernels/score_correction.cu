@@ -3,6 +3,7 @@
 // Macros: D_QK. One block for 64 keys of one head, whatever attention's tiles are; keys stay in shared
 // memory while the tiles of queries pass by, 32 at a time. A thread takes one key and 8 tiles; channels
 // ascend in one chain of fma, as docs/numerics.md says.
+#include "ptx/arch/grid.h"
 #include "ptx/common/sequences.h"
 #include "ptx/tile/quantizer.h"
 #include "ptx/tile/rows.h"
@@ -19,6 +20,8 @@ constexpr int kPitch = D_QK + 1;
 
 extern "C" __global__ void __launch_bounds__(kCorrectionThreads)
     sageattn_score_correction(const __grid_constant__ CorrectionParams p) {
+  start_dependents();
+  wait_for_grids();
   extern __shared__ __align__(32) float shared[];
   float* keys = shared;                    // [kKeys][kPitch]
   float* means = shared + kKeys * kPitch;  // [kRuns * kTiles][D_QK]

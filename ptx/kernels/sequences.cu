@@ -1,6 +1,7 @@
 // Resolves the lengths of the sequences of a launch from device memory: one warp walks over them in
 // runs of 32, scanning tile counts and the highest entry seen. Nonsense lengths are what
 // include/sageattn.h says at cu_seqlens_q.
+#include "ptx/arch/grid.h"
 #include "ptx/common/params.h"
 
 namespace sageattn {
@@ -59,6 +60,8 @@ __device__ __forceinline__ i64 sum_before(i64 x, int lane, i64& carry) {
 
 extern "C" __global__ void __launch_bounds__(32)
     sageattn_sequences(const __grid_constant__ SequencesParams p) {
+  start_dependents();
+  wait_for_grids();
   const int lane = static_cast<int>(threadIdx.x);
   for (i32 i = lane; i < p.counter_count; i += 32) p.counters[i] = 0;
   if (p.table == nullptr && p.status == nullptr) return;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "ptx/arch/convert.h"
+#include "ptx/arch/grid.h"
 #include "ptx/arch/memory.h"
 #include "ptx/arch/mma.h"
 #include "ptx/common/mask.h"
@@ -445,9 +446,12 @@ __device__ __forceinline__ void fill_rows(const AttnParams& p, const Work<kMt>& 
   }
 }
 
-// Finds the block's work. False: there is nothing to attend to, and what needs writing is written.
+// Finds the block's work, first of all. False: there is nothing to attend to, and what needs writing is
+// written.
 template <int kMt>
 __device__ __forceinline__ bool begin(const AttnParams& p, Work<kMt>& work) {
+  if (p.followed) start_dependents();
+  wait_for_grids();
   if (threadIdx.x == 0) {
     const unsigned tiles = static_cast<unsigned>(p.q_tile_count);
     // Later tiles see more keys under a causal mask: longest first.

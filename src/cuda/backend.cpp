@@ -114,7 +114,12 @@ void Program::launch(const PlanConfig& plan, const Launch& launch, Stream stream
   class Enqueue final : public Sink {
    public:
     Enqueue(const Program& program, Stream stream, Observer* observer)
-        : program_(program), stream_(stream), observer_(observer) {}
+        : program_(program),
+          stream_(stream),
+          observer_(observer),
+          // An observer sees kernels one by one.
+          overlap_(observer == nullptr &&
+                   has_dependents(program.target_.device->capability, api_.version)) {}
 
     void launch(Kernel kernel, int64_t blocks, const void* params) override {
       const Loaded& loaded = program_.kernels_[static_cast<int>(kernel)];
@@ -126,6 +131,13 @@ void Program::launch(const PlanConfig& plan, const Launch& launch, Stream stream
       config.block_x = static_cast<unsigned>(loaded.threads);
       config.shared_bytes = static_cast<unsigned>(loaded.shared_bytes);
       config.stream = stream_;
+      // The first waits for whatever the caller has in the stream.
+      LaunchAttribute dependent{kLaunchProgrammaticSerialization, {}, {1}};
+      if (overlap_ && !first_) {
+        config.attributes = &dependent;
+        config.num_attributes = 1;
+      }
+      first_ = false;
       void* parameters[] = {const_cast<void*>(params)};  // the driver copies them
       if (observer_ != nullptr) observer_->before(loaded.name, blocks);
       check(api_, api_.LaunchKernelEx(&config, loaded.function, parameters, nullptr),
@@ -139,6 +151,8 @@ void Program::launch(const PlanConfig& plan, const Launch& launch, Stream stream
     const Program& program_;
     Stream stream_;
     Observer* observer_;
+    bool overlap_;
+    bool first_ = true;
   };
 
   const CurrentContext current(driver(), *target_.device);

@@ -39,7 +39,7 @@ struct StaticInfo {
 // Fails with UNSUPPORTED if a launch within the plan's limits could need more than kMaxBlocks.
 StaticInfo static_info(const PlanConfig& plan);
 
-// Sees each kernel launch, in order. For benchmarks and tests.
+// Sees each kernel launch, in order; each starts when the last has ended. For benchmarks and tests.
 class Observer {
  public:
   virtual ~Observer() = default;

@@ -82,6 +82,12 @@ bool runs_on(int32_t binary, int32_t capability) {
   return binary / 10 == capability / 10 && binary <= capability;
 }
 
+bool has_dependents(int32_t capability, int driver_version) {
+  // Drivers from 11.8 on launch them, but not in a stream that is captured: graphs have programmatic edges
+  // only since CUDA 12.3.
+  return capability >= 90 && driver_version >= 12030;
+}
+
 const DeviceInfo& open_device(int32_t ordinal) {
   OpenDevices& open_ones = open_devices();
   const std::lock_guard<std::mutex> lock(open_ones.mutex);

@@ -20,6 +20,10 @@ ArchChoice choose_arch(int32_t capability);
 // Whether a cubin for sm_<binary> runs on the capability.
 bool runs_on(int32_t binary, int32_t capability);
 
+// Whether kernels can be launched as dependent (ptx/arch/grid.h): on that compute capability, by a driver
+// of that CUDA version.
+bool has_dependents(int32_t capability, int driver_version);
+
 // A device whose primary context is retained, for ever: modules live in it.
 struct DeviceInfo {
   int32_t ordinal;

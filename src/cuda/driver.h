@@ -55,11 +55,16 @@ inline constexpr uint64_t kLegacyStream = 1;
 inline constexpr int kCaptureModeThreadLocal = 1;
 inline constexpr unsigned kStreamNonBlocking = 1;
 
-// Attributes of a launch. None is used yet.
+inline constexpr int kLaunchProgrammaticSerialization = 6;  // value: whether allowed
+
+// Attributes of a launch.
 struct LaunchAttribute {
   int id;
   char pad[4];
-  alignas(8) char value[64];
+  union {
+    int allowed;
+    alignas(8) char value[64];
+  };
 };
 
 struct LaunchConfig {

@@ -239,6 +239,10 @@ void attend_run(const Task& t, const DsRun& run, int64_t head, int64_t tile, Att
   p.head_count = static_cast<i32>(std::min(run.heads, t.plan.num_qo_heads - head));
   p.first_q_tile = static_cast<i32>(tile);
   p.q_tile_count = static_cast<i32>(std::min(run.q_tiles, t.extent.max_q_tiles - tile));
+  p.followed = head + p.head_count < t.plan.num_qo_heads ||
+                       int64_t{p.first_q_tile} + p.q_tile_count < t.extent.max_q_tiles
+                   ? 1
+                   : 0;
   if (t.areas.ds != nullptr && t.extent.max_k_tiles > 0) correct_scores(t, p, sink);
   sink.launch(Kernel::kAttention, blocks_of(t.extent.batch * p.head_count, p.q_tile_count), &p);
 }
