@@ -43,23 +43,17 @@ __device__ __forceinline__ void copy_bulk(unsigned to, const void* from, int byt
       : "memory");
 }
 
-// cp.async.bulk to global memory, in a group of its own; what this thread and those that it has synchronised
-// with wrote to shared memory before fence_async is copied.
-__device__ __forceinline__ void copy_out_bulk(void* to, unsigned from, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
-               "r"(bytes)
-               : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-// cp.async.bulk.wait_group.read: the thread's copies have read shared memory.
-__device__ __forceinline__ void wait_copied_out() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-
 // mbarrier.arrive: one arrival; orders this thread's accesses before it.
 __device__ __forceinline__ void barrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// elect.sync: true in one lane of a converged warp.
+__device__ __forceinline__ bool elect_lane() {
+  int elected;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.s32 %0, 1, 0, p;}"
+               : "=r"(elected)::"memory");
+  return elected != 0;
 }
 
 // setmaxnreg: registers of each thread of the warpgroup from here on, a multiple of 8.

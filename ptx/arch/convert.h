@@ -19,6 +19,13 @@ __device__ __forceinline__ float log2_approx(float x) {
   return y;
 }
 
+// rcp.approx.ftz.f32: 1 / x, at most 1 unit in the last place off.
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // min.NaN.f32, max.NaN.f32: NaN if either is; sm_80.
 __device__ __forceinline__ float min_nan(float a, float b) {
   float y;

@@ -27,6 +27,8 @@ constexpr int kStepsAtOnce = 2;   // of these, issued together
 // Maxima may grow by a factor of 2 before anything is rescaled, so P reaches 224 at a maximum, 448 above.
 constexpr float kSlack = 1.0f;
 constexpr float kPLog2 = kLog2OfLargestE4m3 - kSlack;
+// A maximum before there is one: below every score, and differences are finite.
+constexpr float kNothing = -0x1p100f;
 
 // ---- What a block does ----
 
@@ -91,11 +93,15 @@ __device__ __forceinline__ void find_items(const AttnParams& p, const Barriers& 
     const bool last = at >= runs * anew->head_count * anew->sequences.batch;
     const unsigned lane = thread_anew() % 32;
     if (lane < kWarpgroups && !last) {
-      // Later tiles see more keys under a causal mask: longest first.
+      // Later tiles see more keys under a causal mask: longest first, and what does not fill an item last.
       Work<1>& work = item.works[lane];
-      const i32 in_run = (runs - 1 - at % runs) * kWarpgroups + static_cast<i32>(lane);
-      work.find(*anew, static_cast<unsigned>(at / runs), in_run);
-      if (in_run >= anew->q_tile_count) work.rows = 0;  // another launch's
+      const i32 in_run =
+          anew->q_tile_count - (at % runs + 1) * kWarpgroups + static_cast<i32>(lane);
+      if (in_run >= 0) {
+        work.find(*anew, static_cast<unsigned>(at / runs), in_run);
+      } else {
+        work.rows = 0;
+      }
       if (work.rows <= 0 || work.sequence.bad) work.first_key_tile = work.end_key_tile = 0;
     }
     __syncwarp();
@@ -139,9 +145,12 @@ __device__ __forceinline__ void load_queries(const AttnParams& p, const Barriers
         barrier_arrive(barrier);
         continue;
       }
-      barrier_expect(barrier, kBlock.q_bytes);
-      copy_bulk(base + kBlock.q + i * kBlock.q_bytes,
-                p.q_codes + item.works[i].q_row * kBlock.q_bytes, kBlock.q_bytes, barrier);
+      const i64 row = item.works[i].q_row;
+      barrier_expect(barrier, kBlock.q_bytes + kBlock.q_scale_bytes);
+      copy_bulk(base + kBlock.q + i * kBlock.q_bytes, p.q_codes + row * kBlock.q_bytes,
+                kBlock.q_bytes, barrier);
+      copy_bulk(base + kBlock.q_scale + i * kBlock.q_scale_bytes,
+                p.q_scale + row * (kBlock.q_scale_bytes / 4), kBlock.q_scale_bytes, barrier);
     }
     if (last) return;
   }
@@ -213,22 +222,79 @@ __device__ __forceinline__ void probabilities(const int* s, float factor, const 
 __device__ __forceinline__ void finish_scores(const AttnParams& p, const Work<1>& work, i32 tile,
                                               bool masked, float f, const float* ds,
                                               int (&s)[kScores]) {
-  const unsigned thread = thread_anew();
+  const auto part = [&](int begin, int end) {
+    const unsigned thread = thread_anew();
 #pragma unroll
-  for (int n = 0; n < kBk / 8; ++n) {
-    float2 add = make_float2(0.0f, 0.0f);
-    if (SMOOTH_Q) add = *reinterpret_cast<const float2*>(ds + column_of(thread, n, 0));
+    for (int n = begin; n < end; ++n) {
+      float2 add = make_float2(0.0f, 0.0f);
+      if (SMOOTH_Q) add = *reinterpret_cast<const float2*>(ds + column_of(thread, n, 0));
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float sum = static_cast<float>(s[4 * n + e]);
-      s[4 * n + e] = __float_as_int(SMOOTH_Q ? fmaf(sum, f, (e % 2 ? add.y : add.x) * p.score_scale)
-                                             : sum * f);
+      for (int e = 0; e < 4; ++e) {
+        const float sum = static_cast<float>(s[4 * n + e]);
+        s[4 * n + e] = __float_as_int(
+            SMOOTH_Q ? fmaf(sum, f, (e % 2 ? add.y : add.x) * p.score_scale) : sum * f);
+      }
     }
+  };
+#pragma unroll
+  for (int n = 0; n < kBk / 8; n += 4) {
+    if (!SMOOTH_Q || in_parts(work, tile)) part(n, n + 4);
   }
   if (masked) hide_scores(work, tile, s);
 }
 
-// Normalises and writes a warp's 16 rows, turned round in shared memory of its own.
+// The largest score of each of a thread's rows: of sums as they are, and of finished scores.
+__device__ __forceinline__ void largest_of_integers(const int (&s)[kScores], float f,
+                                                    float (&largest)[2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    int most = max(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+    for (int i = 4; i < kScores; i += 4) most = max(most, max(s[i + 2 * h], s[i + 2 * h + 1]));
+    largest[h] = static_cast<float>(most) * f;
+  }
+}
+__device__ __forceinline__ void largest_of_floats(const int (&s)[kScores], float (&largest)[2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    largest[h] = -infinity();
+#pragma unroll
+    for (int i = 0; i < kScores; i += 4) {
+      largest[h] =
+          fmaxf(largest[h], fmaxf(__int_as_float(s[i + 2 * h]), __int_as_float(s[i + 2 * h + 1])));
+    }
+  }
+}
+
+// A hidden key's score as an integer: from this scale on, its exponential is 0 in E4M3 beside any other.
+constexpr int kHidden = -(1 << 22);
+constexpr float kLeastHidingScale = 0x1p-16f;
+static_assert(kLeastHidingScale * (-static_cast<float>(kHidden) - 127.0f * 127.0f * kDqk) >
+              10.0f + kLog2OfLargestE4m3);
+
+// Hides the keys at the end of a tile that a row does not see.
+__device__ __forceinline__ void hide_integers(const Work<1>& work, i32 tile, int (&s)[kScores]) {
+  const unsigned thread = thread_anew();
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const i32 query = work.q_tile * Sm90Block::kRows + row_of<1>(thread, 0, h);
+    const i32 end = work.band.end_key(query) - tile * kBk - column_of(thread, 0, 0);
+#pragma unroll
+    for (int n = 0; n < kBk / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (n * 8 + e >= end) s[4 * n + 2 * h + e] = kHidden;
+      }
+    }
+  }
+}
+
+// Whether every row sees a key: the first one sees the fewest at the end.
+__device__ __forceinline__ bool sees_a_key(const Work<1>& work) {
+  return work.band.end_key(work.q_tile * Sm90Block::kRows) > 0;
+}
+
+// Writes a warp's 16 rows, normalised, turned round in shared memory of its own.
 __device__ __forceinline__ void write_rows(const AttnParams& p, const Work<1>& work,
                                            const float (&maxima)[2], const float (&sum)[2],
                                            float (&o)[kDv / 2], unsigned char* stage) {
@@ -237,16 +303,19 @@ __device__ __forceinline__ void write_rows(const AttnParams& p, const Work<1>& w
   const unsigned thread = thread_anew();
   const int lane = static_cast<int>(thread) % 32;
   const i32 first_row = static_cast<i32>(thread) / 32 * 16;  // of the tile
-  const i32 rows = max(0, min(16, work.rows - first_row));
+  const i32 rows = min(16, work.rows - first_row);
   const i64 token = work.sequence.q_start + work.q_tile * Sm90Block::kRows + first_row;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const bool empty = sum[h] == 0.0f;
-    const float inverse = 1.0f / sum[h];
+    const float inverse = reciprocal_approx(sum[h]);
 #pragma unroll
     for (int i = 0; i < kDv / 2; i += 4) {
-      o[i + 2 * h] = empty ? 0.0f : o[i + 2 * h] * inverse;
-      o[i + 2 * h + 1] = empty ? 0.0f : o[i + 2 * h + 1] * inverse;
+      o[i + 2 * h] *= inverse;
+      o[i + 2 * h + 1] *= inverse;
+    }
+    if (sum[h] == 0.0f) {  // no key was seen, and V's scales may be anything
+#pragma unroll
+      for (int i = 0; i < kDv / 2; i += 4) o[i + 2 * h] = o[i + 2 * h + 1] = 0.0f;
     }
     const i32 row = lane / 4 + 8 * h;
     if (p.lse == nullptr || lane % 4 != 0 || row >= rows) continue;
@@ -255,47 +324,57 @@ __device__ __forceinline__ void write_rows(const AttnParams& p, const Work<1>& w
   // fp32 rows are twice as long: half of the channels at a time.
   const bool f32 = p.out.dtype == 3;
   const i32 size = f32 ? 4 : 2;
+  char* const out =
+      static_cast<char*>(p.out.data) + token_offset(p.out, work.batch, token, work.head) * size;
+  unsigned char* const to = stage + lane / 4 * kPitch + lane % 4 * (2 * size);
+#pragma unroll 1
+  for (int half = 0; half < (f32 ? 2 : 1); ++half) {
+    if (f32) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+      for (int i = 0; i < kDv / 4; i += 2) {
+        const float* x = o + i;
+        *reinterpret_cast<float2*>(to + i / 2 % 2 * 8 * kPitch + i / 4 * 32) =
+            half == 0 ? make_float2(x[0], x[1]) : make_float2(x[kDv / 4], x[kDv / 4 + 1]);
+      }
+    } else if (p.out.dtype == 1) {
 #pragma unroll
-    for (int i = 0; i < kDv / 16; ++i) {
+      for (int i = 0; i < kDv / 2; i += 2) {
+        *reinterpret_cast<unsigned*>(to + i / 2 % 2 * 8 * kPitch + i / 4 * 16) =
+            pack_f16x2(o[i], o[i + 1]);
+      }
+    } else {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float* x = o + (half * kDv / 16 + i) * 4 + 2 * h;
-        unsigned char* to = stage + (lane / 4 + 8 * h) * kPitch;
-        if (f32) {
-          *reinterpret_cast<float2*>(to + i * 32 + lane % 4 * 8) = make_float2(x[0], x[1]);
-        } else {
-          *reinterpret_cast<unsigned*>(to + half * kDv + i * 16 + lane % 4 * 4) =
-              p.out.dtype == 1 ? pack_f16x2(x[0], x[1]) : pack_bf16x2(x[0], x[1]);
-        }
+      for (int i = 0; i < kDv / 2; i += 2) {
+        *reinterpret_cast<unsigned*>(to + i / 2 % 2 * 8 * kPitch + i / 4 * 16) =
+            pack_bf16x2(o[i], o[i + 1]);
       }
     }
-    if (half == 0 && !f32) continue;
-    const i32 first = f32 ? half * kDv / 2 : 0;  // channel
-    const i32 channels = max(0, min(f32 ? kDv / 2 : kDv, p.out.channels - first));
+    __syncwarp();
+    const i32 first = half * kDv / 2;  // channel
+    const i32 channels = min(f32 ? kDv / 2 : kDv, p.out.channels - first);
     if (p.out_in_pieces) {
-      fence_async();
-      __syncwarp();
-      if (lane < rows && channels > 0) {
-        const i64 at = token_offset(p.out, work.batch, token + lane, work.head) + first;
-        copy_out_bulk(static_cast<char*>(p.out.data) + at * size,
-                      shared_address(stage + lane * kPitch), channels * size);
+      constexpr int kPieces = kDv / 8;  // of 16 bytes, a row
+      constexpr int kAtOnce = 32 / kPieces;
+      const int piece = lane % kPieces, row = lane / kPieces;
+      const unsigned char* const from = stage + row * kPitch + piece * 16;
+      char* at = out + first * size + row * p.out.token * size + piece * 16;
+      const i64 step = kAtOnce * p.out.token * size;
+      const i32 left = piece * 16 < channels * size ? rows - row : 0;
+#pragma unroll
+      for (int r = 0; r < 16; r += kAtOnce, at += step) {
+        const uint4 x = *reinterpret_cast<const uint4*>(from + r * kPitch);
+        if (r < left) *reinterpret_cast<uint4*>(at) = x;
       }
-      if (half == 0) wait_copied_out();
     } else {
-      __syncwarp();
 #pragma unroll 1
-      for (i32 i = lane; i < rows * channels; i += 32) {
+      for (i32 i = lane; i < rows * channels && channels > 0; i += 32) {
         const i32 row = i / channels, c = i % channels;
-        const i64 at =
-            token_offset(p.out, work.batch, token + row, work.head) + (first + c) * p.out.dim;
-        const unsigned char* from = stage + row * kPitch + c * size;
+        char* const at = out + (row * p.out.token + (first + c) * p.out.dim) * size;
+        const unsigned char* const from = stage + row * kPitch + c * size;
         if (f32) {
-          static_cast<float*>(p.out.data)[at] = *reinterpret_cast<const float*>(from);
+          *reinterpret_cast<float*>(at) = *reinterpret_cast<const float*>(from);
         } else {
-          static_cast<unsigned short*>(p.out.data)[at] =
-              *reinterpret_cast<const unsigned short*>(from);
+          *reinterpret_cast<unsigned short*>(at) = *reinterpret_cast<const unsigned short*>(from);
         }
       }
     }
@@ -307,56 +386,64 @@ __device__ __forceinline__ void write_rows(const AttnParams& p, const Work<1>& w
 __device__ __forceinline__ void attend(const AttnParams& p, const Barriers& barriers,
                                        const Item& item, const Work<1>& work, int warpgroup,
                                        unsigned char* shared, unsigned base) {
-  const unsigned tiles_before = item.tiles_before - static_cast<unsigned>(item.first_tile);
-  const auto stage_of = [&](i32 tile) {
-    return (tiles_before + static_cast<unsigned>(tile)) % kStages;
+  // The stage of the tile that comes next, and the parity of its barrier; in uniform registers.
+  const unsigned tiles_before = __shfl_sync(0xffffffffu, item.tiles_before, 0);
+  unsigned slot = tiles_before % kStages, parity = tiles_before / kStages & 1;
+  const auto stage_at = [&](unsigned of) { return kBlock.stages + of * kBlock.stage_bytes; };
+  const auto advance = [&] {
+    if (++slot == kStages) {
+      slot = 0;
+      parity ^= 1;
+    }
   };
-  const auto stage_at = [&](i32 tile) {
-    return kBlock.stages + stage_of(tile) * kBlock.stage_bytes;
-  };
-  const auto wait_for = [&](i32 tile) {
-    barrier_wait(barriers.full(stage_of(tile)),
-                 (tiles_before + static_cast<unsigned>(tile)) / kStages & 1);
-  };
-  const auto leave = [&](i32 tile) {
+  const auto leave = [&](unsigned of) {
     __syncwarp();
-    if (thread_anew() % 32 == 0) barrier_arrive(barriers.empty(stage_of(tile)));
+    if (elect_lane()) barrier_arrive(barriers.empty(of));
+  };
+  const auto skip_to = [&](i32 tile, i32 end) {
+    for (; tile < end; ++tile) {
+      barrier_wait(barriers.full(slot), parity);
+      leave(slot);
+      advance();
+    }
   };
   const auto leave_queries = [&] {
     __syncwarp();
-    if (thread_anew() % 32 == 0) barrier_arrive(barriers.q_empty(warpgroup));
+    if (elect_lane()) barrier_arrive(barriers.q_empty(warpgroup));
   };
   // Where a warp keeps its promoted output.
   const auto promoted_at = [&](unsigned thread) {
     return shared + kBlock.o + warpgroup * kBlock.o_bytes + thread / 32 * (kBlock.o_bytes / 4);
   };
 
-  const bool busy = is_busy(work);
-  const i32 first = busy ? work.first_key_tile : item.end_tile;
-  const i32 end = busy ? work.end_key_tile : item.end_tile;
-  for (i32 tile = item.first_tile; tile < first; ++tile) {
-    wait_for(tile);
-    leave(tile);
-  }
-  if (!busy) {
+  if (!is_busy(work)) {
+    skip_to(item.first_tile, item.end_tile);
     leave_queries();
     if (work.rows <= 0) return;
     const bool bad = work.sequence.bad != 0;
     fill_rows(p, work, bad ? quiet_nan() : 0.0f, bad ? quiet_nan() : -infinity());
     return;
   }
+  const i32 first = work.first_key_tile;
+  const volatile i32& end = work.end_key_tile;
+  skip_to(item.first_tile, first);
 
   const float q_scale =
-      p.q_scale[work.q_row * (Sm90Block::kRows / 2) + thread_anew() / 4] * p.score_scale;
+      floats(shared, kBlock.q_scale + warpgroup * kBlock.q_scale_bytes)[thread_anew() / 4] *
+      p.score_scale;
   const u64 q = matrix_at<kDqk>(base + kBlock.q + warpgroup * kBlock.q_bytes);
-  float max_now[2] = {-infinity(), -infinity()}, max_promoted[2] = {-infinity(), -infinity()};
+  float max_now[2] = {kNothing, kNothing}, max_promoted[2] = {kNothing, kNothing};
   float sum[2] = {}, group_sum[2] = {}, tile_sum[4] = {};
   int s[kScores] = {};
   float o[kDv / 2] = {};
-  i32 left_in_group = p.v_group_tiles - first % p.v_group_tiles;
+  // Tiles of the group that are left, and a mark while it is the first: no more registers hold it.
+  constexpr i32 kFirstGroup = 1 << 28;
+  i32 left_in_group = kFirstGroup + p.v_group_tiles;
+  if (first != 0) left_in_group -= first % p.v_group_tiles;
+  bool group_begins = true;
 
-  const auto start_scores = [&](i32 tile) {
-    const u64 k = matrix_at<kDqk>(base + stage_at(tile) + kBlock.k);
+  const auto start_scores = [&](unsigned of) {
+    const u64 k = matrix_at<kDqk>(base + stage_at(of) + kBlock.k);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kDqk / 32; ++step) wgmma_s8(s, q + step * 2, k + step * 2, step != 0);
@@ -364,69 +451,67 @@ __device__ __forceinline__ void attend(const AttnParams& p, const Barriers& barr
   };
 
   float f, factor, offset[2];
-  bool masked, integers;
   // What of a tile does not need its sums: while they are made.
-  const auto look_at = [&](i32 tile) {
-    f = q_scale * floats(shared, stage_at(tile) + kBlock.k_scale)[thread_anew() % 4];
-    masked = tile < work.full_begin || tile >= work.full_end;
-    integers =
-        __all_sync(0xffffffffu, !SMOOTH_Q && !masked && f >= 0.0f && f < kLargestIntegerScale);
+  const auto look_at = [&](unsigned of) {
+    f = q_scale * floats(shared, stage_at(of) + kBlock.k_scale)[thread_anew() % 4];
   };
   // Makes the sums ready for the exponentials, and raises maxima that have grown by more than the slack.
-  const auto finish = [&](i32 tile) {
+  const auto finish = [&](i32 tile, unsigned of) {
+    const bool masked = tile < work.full_begin || tile >= work.full_end;
     float largest[2];
-    if (integers) {
+    largest_of_integers(s, f, largest);
+    factor = f;
+    if (__any_sync(0xffffffffu, SMOOTH_Q || masked || !(f >= 0.0f && f < kLargestIntegerScale) ||
+                                    largest[0] > max_now[0] + kSlack ||
+                                    largest[1] > max_now[1] + kSlack)) {
+      const bool integers =
+          __all_sync(0xffffffffu, !SMOOTH_Q && f >= (masked ? kLeastHidingScale : 0.0f) &&
+                                      f < kLargestIntegerScale);
+      // Where no key is hidden at the beginning, every row has seen one in this tile or before.
+      if (integers && (!masked || (tile >= work.full_begin && sees_a_key(work)))) {
+        if (masked) {
+          hide_integers(work, tile, s);
+          largest_of_integers(s, f, largest);
+        }
+      } else {
+        finish_scores(p, work, tile, masked, f,
+                      floats(shared, stage_at(of) + kBlock.ds + warpgroup * kBlock.ds_bytes), s);
+        largest_of_floats(s, largest);
+        // As integers come: probabilities add the bits of kMagicFloat.
+        if (!SMOOTH_Q) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        int most = max(s[2 * h], s[2 * h + 1]);
-#pragma unroll
-        for (int i = 4; i < kScores; i += 4) most = max(most, max(s[i + 2 * h], s[i + 2 * h + 1]));
-        largest[h] = static_cast<float>(most) * f;
+          for (int i = 0; i < kScores; ++i)
+            s[i] = static_cast<int>(static_cast<unsigned>(s[i]) - kMagic);
+        }
+        factor = 1.0f;
       }
-    } else {
-      finish_scores(p, work, tile, masked, f,
-                    floats(shared, stage_at(tile) + kBlock.ds + warpgroup * kBlock.ds_bytes), s);
+      if (__any_sync(0xffffffffu,
+                     largest[0] > max_now[0] + kSlack || largest[1] > max_now[1] + kSlack)) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        largest[h] = -infinity();
+        for (int h = 0; h < 2; ++h) {
+          const float grown = fmaxf(max_now[h], quad_max(largest[h]));
+          const float alpha = exp2_approx(max_now[h] - grown);
+          max_now[h] = grown;
+          group_sum[h] *= alpha;
 #pragma unroll
-        for (int i = 0; i < kScores; i += 4) {
-          largest[h] = fmaxf(largest[h],
-                             fmaxf(__int_as_float(s[i + 2 * h]), __int_as_float(s[i + 2 * h + 1])));
+          for (int i = 0; i < kDv / 2; i += 4) {
+            o[i + 2 * h] *= alpha;
+            o[i + 2 * h + 1] *= alpha;
+          }
         }
       }
-      if (!SMOOTH_Q) {
-#pragma unroll
-        for (int i = 0; i < kScores; ++i)
-          s[i] = static_cast<int>(static_cast<unsigned>(s[i]) - kMagic);
-      }
-    }
-    factor = integers ? f : 1.0f;
-    if (__any_sync(0xffffffffu,
-                   largest[0] > max_now[0] + kSlack || largest[1] > max_now[1] + kSlack)) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float grown = fmaxf(max_now[h], quad_max(largest[h]));
-        const float alpha = grown == -infinity() ? 1.0f : exp2_approx(max_now[h] - grown);
-        max_now[h] = grown;
-        group_sum[h] *= alpha;
-#pragma unroll
-        for (int i = 0; i < kDv / 2; i += 4) {
-          o[i + 2 * h] *= alpha;
-          o[i + 2 * h + 1] *= alpha;
-        }
-      }
     }
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      offset[h] = kPLog2 - (max_now[h] == -infinity() ? 0.0f : max_now[h]);
-      if (integers) offset[h] = fmaf(-kMagicFloat, f, offset[h]);
+    for (int h = 0; h < 2; ++h) offset[h] = kPLog2 - max_now[h];
+    if (!SMOOTH_Q) {
+      const float undo = factor == 1.0f ? 0.0f : -kMagicFloat;  // 1 is that of floats
+      offset[0] = fmaf(undo, factor, offset[0]);
+      offset[1] = fmaf(undo, factor, offset[1]);
     }
   };
   // Starts P V, and the row sums.
-  const auto multiply = [&](i32 tile) {
-    const bool fresh = tile == work.first_key_tile || left_in_group == p.v_group_tiles;
-    const u64 v = matrix_at<128>(base + stage_at(tile) + kBlock.v);
+  const auto multiply = [&](unsigned of) {
+    const u64 v = matrix_at<kBk>(base + stage_at(of) + kBlock.v);
     const u64 ones = uniform_matrix_at(base + kBlock.ones);
     unsigned a[kSteps][4];
 #pragma unroll
@@ -436,11 +521,12 @@ __device__ __forceinline__ void attend(const AttnParams& p, const Barriers& barr
       wgmma_fence();
 #pragma unroll
       for (int i = step + 1 - kStepsAtOnce; i <= step; ++i) {
-        wgmma_e4m3(o, a[i], v + i * 2, !fresh || i != 0);
+        wgmma_e4m3(o, a[i], v + i * 2, !group_begins || i != 0);
         wgmma_e4m3(tile_sum, a[i], ones, i != 0);
       }
       wgmma_commit();
     }
+    group_begins = false;
   };
   const auto add_sums = [&] {
     group_sum[0] += tile_sum[0];
@@ -448,9 +534,8 @@ __device__ __forceinline__ void attend(const AttnParams& p, const Barriers& barr
   };
   // Adds the group's accumulator, scaled and with the mean put back, to the promoted output: to the one
   // in shared memory, or, at the end, in place.
-  const auto promote = [&](i32 tile, bool last) {
-    const bool first_group = tile / p.v_group_tiles == work.first_key_tile / p.v_group_tiles;
-    const unsigned thread = thread_anew(), at = stage_at(tile);
+  const auto promote = [&](unsigned of, bool first_group, bool last) {
+    const unsigned thread = thread_anew(), at = stage_at(of);
     float4* const promoted = reinterpret_cast<float4*>(promoted_at(thread)) + thread % 32;
     const float2* const scales =
         reinterpret_cast<const float2*>(floats(shared, at + kBlock.v_scale)) + thread % 4;
@@ -459,7 +544,7 @@ __device__ __forceinline__ void attend(const AttnParams& p, const Barriers& barr
     float beta[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      beta[h] = max_promoted[h] == -infinity() ? 0.0f : exp2_approx(max_promoted[h] - max_now[h]);
+      beta[h] = exp2_approx(max_promoted[h] - max_now[h]);
       sum[h] = fmaf(sum[h], beta[h], group_sum[h]);
       max_promoted[h] = max_now[h];
     }
@@ -476,46 +561,43 @@ __device__ __forceinline__ void attend(const AttnParams& p, const Barriers& barr
       if (!last) promoted[i * 32] = make_float4(y[0], y[1], y[2], y[3]);
     }
     group_sum[0] = group_sum[1] = 0.0f;
+    group_begins = true;
   };
 
   // Tile by tile, so that no product is under way from one round to the next.
-  wait_for(first);
-  start_scores(first);
-  look_at(first);
+  barrier_wait(barriers.full(slot), parity);
+  start_scores(slot);
+  look_at(slot);
   wgmma_wait<0>();
-  finish(first);
+  finish(first, slot);
 #pragma unroll 1
   for (i32 tile = first; tile + 1 < end; ++tile) {
-    multiply(tile);
-    wait_for(tile + 1);
+    const unsigned now = slot;
+    multiply(now);
+    advance();
+    barrier_wait(barriers.full(slot), parity);
     wgmma_wait<0>();
-    start_scores(tile + 1);
+    start_scores(slot);
     add_sums();
-    if (--left_in_group == 0) {
-      wait_copied_out();
-      __syncwarp();
-      promote(tile, false);
+    if ((--left_in_group & (kFirstGroup - 1)) == 0) {
+      promote(now, left_in_group != 0, false);
       left_in_group = p.v_group_tiles;
     }
-    look_at(tile + 1);
-    leave(tile);
+    look_at(slot);
+    leave(now);
     wgmma_wait<0>();
-    finish(tile + 1);
+    finish(tile + 1, slot);
   }
   leave_queries();
-  multiply(end - 1);
+  multiply(slot);
   wgmma_wait<0>();
   add_sums();
-  promote(end - 1, true);
-  leave(end - 1);
-  wait_copied_out();
-  __syncwarp();
+  promote(slot, left_in_group >= kFirstGroup, true);
+  leave(slot);
+  advance();
   write_rows(p, work, max_now, sum, o, promoted_at(thread_anew()));
 
-  for (i32 tile = end; tile < item.end_tile; ++tile) {
-    wait_for(tile);
-    leave(tile);
-  }
+  skip_to(end, item.end_tile);
 }
 
 }  // namespace
@@ -555,7 +637,6 @@ extern "C" __global__ void __launch_bounds__(Sm90Block::kThreads, 1)
     __syncwarp();
     if (thread_anew() % 32 == 0) barrier_arrive(barriers.done(n));
   }
-  wait_copied_out();  // before shared memory goes
 }
 
 }  // namespace sageattn

@@ -18,17 +18,19 @@ struct Sm90Block {
   static constexpr i32 kStages = 3;        // tiles of keys: what shared memory holds
 
   i32 q_bytes, k_bytes, v_bytes;  // codes of a tile
-  i32 stat_bytes;                 // V's scales, or means, of a group
-  i32 ds_bytes;                   // corrections of a tile's scores, for one tile of queries
-  i32 o_bytes;                    // promoted output of a warpgroup
+  i32 q_scale_bytes;
+  i32 stat_bytes;  // V's scales, or means, of a group
+  i32 ds_bytes;    // corrections of a tile's scores, for one tile of queries
+  i32 o_bytes;     // promoted output of a warpgroup
   // Byte offsets: of the block, and within a stage.
-  i32 q, o, ones, barriers, stages, bytes;
+  i32 q, o, ones, barriers, q_scale, stages, bytes;
   i32 k, v, v_scale, v_mean, ds, k_scale, stage_bytes;
 
   SAGEATTN_HD explicit constexpr Sm90Block(HeadDims dims, bool smooth_q)
       : q_bytes(kRows * dims.qk),
         k_bytes(kKeys * dims.qk),
         v_bytes(kKeys * dims.v),
+        q_scale_bytes(kRows / 2 * 4),
         stat_bytes(dims.v * 4),
         ds_bytes(smooth_q ? kKeys * 4 : 0),
         o_bytes(kRows * dims.v * 4),
@@ -36,6 +38,7 @@ struct Sm90Block {
         o(q + kWarpgroups * q_bytes),
         ones(o + kWarpgroups * o_bytes),
         barriers(ones + 256),
+        q_scale(barriers + 256),
         stages(ones + 1024),
         bytes(0),
         k(0),
