@@ -41,9 +41,9 @@ using VRows = Rows<kDv, kThreads>;
 constexpr int kWide = kDqk > kDv ? kDqk : kDv;
 
 // Blocks an SM: as many as registers and shared memory hold where there is plenty of it; where it has
-// 100 KB, two. Wgmma's tiles take a few registers more.
+// 100 KB, two.
 constexpr bool kPlenty = __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900;
-constexpr int kBlocks = kWide > 128 ? 1 : !kPlenty ? 2 : kWide > 64 ? 6 - WGMMA : 7;
+constexpr int kBlocks = kWide > 128 ? 1 : !kPlenty ? 2 : kWide > 64 ? 5 : 7;
 
 // Chunks that are staged at a time, and what a chunk's codes take.
 constexpr int kSlots = kTask.chunks;
@@ -241,9 +241,9 @@ __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Ta
       stage_keys<kDv>(p, task, true, first, kChunkTokens, L2::kLast, to);
     }
   };
-  const float2 zero = make_float2(0.0f, 0.0f),
-               none = make_float2(__int_as_float(0xff800000), __int_as_float(0xff800000));
-  float2 k_sum = zero, v_sum = zero, most = none, least = none;
+  const auto zero = V::Kept::all(0.0f), none = V::Kept::all(__int_as_float(0xff800000));
+  auto k_sum = K::Kept::all(0.0f);
+  auto v_sum = zero, most = none, least = none;
 #pragma unroll 1
   for (i32 step = -kSlots; step < steps; start(step + kSlots), ++step) {
     if (step < 0) continue;
@@ -252,33 +252,23 @@ __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Ta
     const i32 count = min(kChunkTokens, task.sequence.kv_len - chunk * kChunkTokens);
     cp_async_wait<kSlots - 1>();
     __syncthreads();
-    float2 sum;
-    if (kDqk == kDv || !is_v(step)) {
-      sum = K::chunk_sums({from, count, p.k.dtype}, 0, is_v(step), most, least);
-    } else {
-      sum = V::chunk_sums({from, count, p.k.dtype}, 0, true, most, least);
-    }
     const bool v = is_v(step);
     if (v) {
-      v_sum = v_sum + sum;
+      v_sum = v_sum + V::chunk_sums<true>({from, count, p.k.dtype}, 0, most, least);
     } else {
-      k_sum = k_sum + sum;
+      K::Kept unused;
+      k_sum = k_sum + K::chunk_sums<false>({from, count, p.k.dtype}, 0, unused, unused);
     }
     // Of a group each chunk leaves its sums, of a sequence each task.
     const bool grouped = kApart && v && p.v_group != 0;
     if (grouped || step + (1 << both) >= steps) {
       float* const to = partial_of(p, task, v, grouped ? chunk : lane);
       if (!v) {
-        if (K::sharer() == 0) *reinterpret_cast<float2*>(to + K::channel()) = k_sum;
+        *reinterpret_cast<K::Kept*>(to + K::kept()) = k_sum;
       } else {
-        const auto larger = [](float2 a, float2 b) { return max_nan(a, b); };
-        most = V::across(most, larger);
-        least = V::across(least, larger);
-        if (V::sharer() == 0) {
-          *reinterpret_cast<float2*>(to + V::channel()) = v_sum;
-          *reinterpret_cast<float2*>(to + kDv + V::channel()) = most;
-          *reinterpret_cast<float2*>(to + 2 * kDv + V::channel()) = least;
-        }
+        *reinterpret_cast<V::Kept*>(to + V::kept()) = v_sum;
+        *reinterpret_cast<V::Kept*>(to + kDv + V::kept()) = most;
+        *reinterpret_cast<V::Kept*>(to + 2 * kDv + V::kept()) = least;
         v_sum = zero;
         most = least = none;
       }
@@ -314,15 +304,14 @@ __device__ __forceinline__ void wait_folded(const i32* counter) {
 template <int kDim>
 __device__ __noinline__ void tile_mean(Rows<kDim, kThreads> rows, float* mean) {
   using Tile = Columns<kDim, kThreads>;
-  float2 unused = make_float2(0.0f, 0.0f);
-  float2 sum = make_float2(0.0f, 0.0f);
+  typename Tile::Kept sum = Tile::Kept::all(0.0f), unused;
 #pragma unroll 1
   for (i32 first = 0; first < rows.count; first += kChunkTokens) {
-    sum = sum + Tile::chunk_sums(rows, first, false, unused, unused);
+    sum = sum + Tile::template chunk_sums<false>(rows, first, unused, unused);
   }
-  if (Tile::sharer() == 0) {
-    const auto count = static_cast<float>(rows.count);
-    *reinterpret_cast<float2*>(mean + Tile::channel()) = make_float2(sum.x / count, sum.y / count);
+#pragma unroll
+  for (int c = 0; c < Tile::kKept; ++c) {
+    mean[Tile::kept() + c] = sum.x[c] / static_cast<float>(rows.count);
   }
   __syncthreads();
 }
@@ -373,33 +362,39 @@ __device__ __forceinline__ void hadamard(float (&x)[8], int first, i32 n, float 
   for (int c = 0; c < 8; ++c) x[c] *= norm;  // channels from n on are 0
 }
 
+// Where the codes of eight channels of a row stand in a tile.
+__device__ __forceinline__ int code_offset(int row, int first) {
+  constexpr int kInPiece = 128 / QK_BITS;  // codes
+  return swizzled(row, first / kInPiece, kRowBytes) + first % kInPiece * QK_BITS / 8;
+}
+
 // Codes of eight channels of a row; the whole group's inverse scale. Half to even, by adding 1.5 * 2^23,
 // which leaves the integer in the low bits. No clamp: |x| is at most the group's absmax, so the product
 // is at most qk_max_code, but for an ulp.
-__device__ __forceinline__ void store_piece(const float (&x)[8], float inverse, i32 bf16, int row,
-                                            int first, unsigned char* tile) {
+__device__ __forceinline__ void store_piece(const float (&x)[8], float inverse, i32 bf16,
+                                            unsigned char* to) {
   if constexpr (QK_BITS == 16) {
     unsigned words[4];
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       words[w] = bf16 ? pack_bf16x2(x[2 * w], x[2 * w + 1]) : pack_f16x2(x[2 * w], x[2 * w + 1]);
     }
-    store(tile + swizzled(row, first / 8, kRowBytes),
-          make_uint4(words[0], words[1], words[2], words[3]));
+    store(to, make_uint4(words[0], words[1], words[2], words[3]));
   } else {
-    const unsigned mask = inverse == 0.0f ? 0u : ~0u;  // the group is NaN or as good as 0
+    const bool none = inverse == 0.0f;  // the group is NaN or as good as 0
     unsigned code[8];
 #pragma unroll
     for (int c = 0; c < 8; ++c) code[c] = __float_as_uint(x[c] * inverse + 12582912.0f);
     if constexpr (QK_BITS == 8) {
+      // The lowest bytes of two; for none their sign bits, which even of NaN are 0.
+      const unsigned lowest = none ? 0xbbbbu : 0x0040u;
       unsigned words[2];
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
-        words[w] = __byte_perm(__byte_perm(code[4 * w], code[4 * w + 1], 0x0040),
-                               __byte_perm(code[4 * w + 2], code[4 * w + 3], 0x0040), 0x5410);
+        words[w] = permute(permute(code[4 * w], code[4 * w + 1], lowest),
+                           permute(code[4 * w + 2], code[4 * w + 3], lowest), 0x5410);
       }
-      store(tile + swizzled(row, first / 16, kRowBytes) + first % 16,
-            make_uint2(words[0] & mask, words[1] & mask));
+      store(to, make_uint2(words[0], words[1]));
     } else {
       // One sum of shifted codes, less what the 1.5 * 2^23 add up to. With 8 in each code none borrows
       // from the next; flipping bit 3 of it leaves two's complement.
@@ -407,8 +402,7 @@ __device__ __forceinline__ void store_piece(const float (&x)[8], float inverse, 
 #pragma unroll
       for (int c = 7; c >= 0; --c) word = (word << 4) + code[c];
       constexpr unsigned kSum = 0x4b400000u * 0x11111111u, kEights = 0x88888888u;
-      store(tile + swizzled(row, first / 32, kRowBytes) + first % 32 / 2,
-            ((word - kSum + kEights) ^ kEights) & mask);
+      store(to, none ? 0u : (word - kSum + kEights) ^ kEights);
     }
   }
 }
@@ -455,46 +449,153 @@ __device__ __forceinline__ void bias_lse(const PrepareParams& p, const Task& tas
   }
 }
 
-// A warp takes units of kUnitRows rows of one group, eight channels a thread; twice: for the absmax of
-// the group, and for codes. The mean is null or 16-byte aligned.
-__device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task& task,
-                                              const KRows& rows, const float* mean_from,
-                                              Shared& shared) {
-  constexpr int kUnitRows = kRowsPerWarp / 8;  // a unit of Q is a group
-  constexpr int kUnitLanes = kUnitRows < kWarpRows ? kUnitRows * kPieces : 32;
-  constexpr int kUnitLoads = kUnitRows < kWarpRows ? 1 : kUnitRows / kWarpRows;
-  constexpr int kTurnRows = kDqk > 128 ? 2 : 4;  // of a warp
-  constexpr int kTurnUnits = kTurnRows / kUnitRows, kLoads = kTurnRows / kWarpRows;
+// How a warp shares rows of Q or K: it takes units of kUnitRows rows of one group, eight channels a
+// thread. Unit warp + 4 n has every eighth row of Q, or pairs of rows of K. In a turn a warp takes the
+// units of kTurnUnits successive n, an even number or one; the thread's rows are begin(turn) + row[].
+struct Share {
+  static constexpr int kUnitRows = kRowsPerWarp / 8;  // a unit of Q is a group
+  static constexpr int kUnitLanes = kUnitRows < kWarpRows ? kUnitRows * kPieces : 32;
+  static constexpr int kUnitLoads = kUnitRows < kWarpRows ? 1 : kUnitRows / kWarpRows;
+  static constexpr int kTurnRows = kDqk > 128 ? 2 : 4;  // of a warp
+  static constexpr int kTurnUnits = kTurnRows / kUnitRows, kLoads = kTurnRows / kWarpRows;
+  static constexpr int kTurns = 32 / (kWarps * kTurnUnits);  // for 32 units
   static_assert(kLoads % kUnitLoads == 0 && kBq / kUnitRows == 32 &&
                 kBk / kUnitRows <= 32 * kTask.q_tiles);
   static_assert(kWarps == kKGroupsPerTile);
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int first = lane % kPieces * 8;
-  const bool is_q = task.kind == Task::kQueries;
-  const int units = is_q ? (rows.count + kBq - 1) / kBq * 32 : kBk / kUnitRows;
-  constexpr int kTurns = 32 / (kWarps * kTurnUnits);  // for 32 units
+
+  int lane, warp, first;  // first: channel
+  bool is_q;
+  int units, turns;
+  int row[kLoads];
+  unsigned from[kLoads];
+
+  __device__ __forceinline__ Share(const Task& task, const KRows& rows)
+      : lane(static_cast<int>(threadIdx.x) % 32),
+        warp(static_cast<int>(threadIdx.x) / 32),
+        first(lane % kPieces * 8),
+        is_q(task.kind == Task::kQueries),
+        units(is_q ? (rows.count + kBq - 1) / kBq * 32 : kBk / kUnitRows),
+        turns(units / (kWarps * kTurnUnits)) {
+#pragma unroll
+    for (int load = 0; load < kLoads; ++load) {
+      const int in_turn = load * kWarpRows + lane / kPieces;
+      const int n = in_turn / kUnitRows, i = in_turn % kUnitRows;
+      row[load] = unit_begin(n) + (is_q ? warp + 8 * i : warp * 2 + i / 2 * 8 + i % 2);
+      from[load] = rows.at(row[load], first);
+    }
+  }
+  __device__ __forceinline__ int unit_begin(int n) const {
+    return is_q ? n / 2 * kRowsPerWarp + n % 2 * 4 : n * (4 * kUnitRows);
+  }
+  __device__ __forceinline__ int begin(int turn) const {
+    return kTurnUnits % 2 == 0 ? turn * (kTurnUnits * 4 * kUnitRows)
+                               : unit_begin(turn * kTurnUnits);
+  }
+  __device__ __forceinline__ int unit(int turn, int load) const {  // n
+    return turn * kTurnUnits + load / kUnitLoads * (32 / kUnitLanes) + lane / kUnitLanes;
+  }
+  __device__ __forceinline__ int code_at(int turn, int load) const {
+    return kTurnUnits % 2 == 0 ? code_offset(row[load], first) + begin(turn) * kRowBytes
+                               : code_offset(begin(turn) + row[load], first);
+  }
+};
+
+// The absmax of units of whole tiles of 16-bit tokens, two channels at once. Q as it is; of K a warp's
+// units share a scale, and subtraction rounds monotonically, so that the extremes of K give those of K
+// less its mean.
+template <bool kF16>
+__device__ __forceinline__ void measure(const Share& share, const float (&mean)[8],
+                                        Shared& shared) {
+  constexpr int kPitch = kDqk * 2;
+  const auto words_of = [&](int turn, int load, unsigned(&words)[4]) {
+    const uint4 four = *shared_pointer<const uint4>(share.from[load] + share.begin(turn) * kPitch);
+    words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+  };
+  if (share.is_q) {
+#pragma unroll 1
+    for (int turn = 0; turn < share.turns; ++turn) {
+#pragma unroll
+      for (int head = 0; head < Share::kLoads; head += Share::kUnitLoads) {
+        unsigned most = 0;
+#pragma unroll
+        for (int load = head; load < head + Share::kUnitLoads; ++load) {
+          unsigned words[4];
+          words_of(turn, load, words);
+#pragma unroll
+          for (int w = 0; w < 4; ++w) most = max_nan_x2<kF16>(most, words[w] & 0x7fff7fffu);
+        }
+        most = max_nan_x2<kF16>(most, permute(most, most, 0x1032));  // both halves alike
+        most = max_of_lanes<Share::kUnitLanes>(most);
+        if (share.lane % Share::kUnitLanes == 0) {
+          shared.absmax[share.warp + kWarps * share.unit(turn, head)] =
+              magnitude(widen(most, kF16).y);
+        }
+      }
+    }
+  } else {
+    unsigned high[4], low[4];
+    words_of(0, 0, high);
+    words_of(0, 0, low);
+#pragma unroll 2
+    for (int turn = 0; turn < share.turns; ++turn) {
+#pragma unroll
+      for (int load = 0; load < Share::kLoads; ++load) {
+        unsigned words[4];
+        words_of(turn, load, words);
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          high[w] = max_nan_x2<kF16>(high[w], words[w]);
+          low[w] = min_nan_x2<kF16>(low[w], words[w]);
+        }
+      }
+    }
+    unsigned most = 0;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const float2 a = widen(high[w], kF16), b = widen(low[w], kF16);
+      const float m = mean[2 * w], n = mean[2 * w + 1];
+      most = max(most, max(max(magnitude(a.x - m), magnitude(b.x - m)),
+                           max(magnitude(a.y - n), magnitude(b.y - n))));
+    }
+    most = max_of_lanes<32>(most);
+    if (share.lane < share.units / kWarps) shared.absmax[share.warp + kWarps * share.lane] = most;
+  }
+}
+
+// The codes of whole tiles of 16-bit tokens, whose means are `mean`, or with kMean unset nothing.
+// inverse: of unit n = `lane` of the warp.
+template <bool kF16, bool kMean>
+__device__ __forceinline__ void encode(const Share& share, const float (&mean)[8], float inverse,
+                                       unsigned char* codes) {
+  constexpr int kPitch = kDqk * 2;
+#pragma unroll 1
+  for (int turn = 0; turn < share.turns; ++turn) {
+#pragma unroll
+    for (int load = 0; load < Share::kLoads; ++load) {
+      float x[8];
+      load_8<kF16>(share.from[load] + share.begin(turn) * kPitch, x);
+      if (kMean) subtract(x, mean);
+      const float unit_inverse = __shfl_sync(0xffffffffu, inverse, share.unit(turn, load));
+      store_piece(x, unit_inverse, 0, codes + share.code_at(turn, load));
+    }
+  }
+}
+
+// Twice: for the absmax of groups, and for codes. The mean is null or 16-byte aligned.
+__device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task& task,
+                                              const KRows& rows, const float* mean_from,
+                                              Shared& shared) {
+  const Share share(task, rows);
+  constexpr int kLoads = Share::kLoads, kUnitLoads = Share::kUnitLoads;
+  const int lane = share.lane, warp = share.warp, first = share.first, units = share.units;
+  const bool is_q = share.is_q;
   // Two tiles of queries are like one: their rows and groups follow one another.
   unsigned char* const codes =
       is_q ? p.q_codes + task.tile * kQBytes : p.k_codes + task.tile * kKBytes;
-  // Unit warp + 4 n has every eighth row of Q, or pairs of rows of K. In a turn a warp takes the units of
-  // kTurnUnits successive n, an even number or one; the thread's rows are begin(turn) + row[].
-  const auto unit_begin = [&](int n) {
-    return is_q ? n / 2 * kRowsPerWarp + n % 2 * 4 : n * (4 * kUnitRows);
-  };
-  const auto begin = [&](int turn) { return unit_begin(turn * kTurnUnits); };
-  const auto unit = [&](int turn, int load) {  // n
-    return turn * kTurnUnits + load / kUnitLoads * (32 / kUnitLanes) + lane / kUnitLanes;
-  };
-  int row[kLoads];
-  unsigned from[kLoads];
-#pragma unroll
-  for (int load = 0; load < kLoads; ++load) {
-    const int in_turn = load * kWarpRows + lane / kPieces;
-    const int n = in_turn / kUnitRows, i = in_turn % kUnitRows;
-    row[load] = unit_begin(n) + (is_q ? warp + 8 * i : warp * 2 + i / 2 * 8 + i % 2);
-    from[load] = rows.at(row[load], first);
-  }
   const bool partial = rows.count < (is_q ? kTask.q_tiles * kBq : kBk);
+  // What is common is done by code for nothing else.
+  const bool plain = QK_BITS != 16 && rows.dtype != 3 && !partial && p.hadamard_dim == 0 &&
+                     (!is_q || mean_from == nullptr);
   const i32 pitch = rows.pitch();
   float mean[8] = {};
   if (mean_from != nullptr) load_8(mean_from + first, mean);
@@ -502,15 +603,33 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
 
 #pragma unroll 1
   for (int pass = QK_BITS == 16 ? 1 : 0; pass < 2; ++pass) {
+    if (plain && pass == 0) {
+      if (rows.dtype == 1) {
+        measure<true>(share, mean, shared);
+      } else {
+        measure<false>(share, mean, shared);
+      }
+    } else if (plain) {
+      if (rows.dtype == 1 && mean_from != nullptr) {
+        encode<true, true>(share, mean, inverse, codes);
+      } else if (rows.dtype == 1) {
+        encode<true, false>(share, mean, inverse, codes);
+      } else if (mean_from != nullptr) {
+        encode<false, true>(share, mean, inverse, codes);
+      } else {
+        encode<false, false>(share, mean, inverse, codes);
+      }
+    }
 #pragma unroll 1
-    for (int turn = 0; turn < units / (kWarps * kTurnUnits); ++turn) {
+    for (int turn = plain ? share.turns : 0; turn < share.turns; ++turn) {
+      const int begin = share.begin(turn);
       float x[kLoads][8];
       unsigned at[kLoads];
 #pragma unroll
-      for (int load = 0; load < kLoads; ++load) at[load] = from[load] + begin(turn) * pitch;
+      for (int load = 0; load < kLoads; ++load) at[load] = share.from[load] + begin * pitch;
       load_8(rows.dtype, at, x);
-      if (kTask.q_tiles > 1 && p.smooth_q && is_q && turn % kTurns == 0) {
-        load_8(mean_from + turn / kTurns * kDqk + first, mean);
+      if (kTask.q_tiles > 1 && p.smooth_q && is_q && turn % Share::kTurns == 0) {
+        load_8(mean_from + turn / Share::kTurns * kDqk + first, mean);
       }
       if (mean_from != nullptr) {
 #pragma unroll
@@ -519,7 +638,7 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
       if (partial || p.hadamard_dim != 0) {
 #pragma unroll
         for (int load = 0; load < kLoads; ++load) {
-          if (begin(turn) + row[load] >= rows.count) {
+          if (begin + share.row[load] >= rows.count) {
 #pragma unroll
             for (int c = 0; c < 8; ++c) x[load][c] = 0.0f;
           }
@@ -535,23 +654,25 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
 #pragma unroll
             for (int c = 0; c < 8; ++c) absmax = max_nan(absmax, fabsf(x[load][c]));
           }
-          const unsigned bits = max_of_lanes<kUnitLanes>(__float_as_uint(absmax));
-          if (lane % kUnitLanes == 0) shared.absmax[warp + kWarps * unit(turn, head)] = bits;
+          const unsigned bits = max_of_lanes<Share::kUnitLanes>(__float_as_uint(absmax));
+          if (lane % Share::kUnitLanes == 0) {
+            shared.absmax[warp + kWarps * share.unit(turn, head)] = bits;
+          }
         }
       } else {
 #pragma unroll
         for (int load = 0; load < kLoads; ++load) {
-          const float unit_inverse = __shfl_sync(0xffffffffu, inverse, unit(turn, load));
-          store_piece(x[load], unit_inverse, p.product_bf16, begin(turn) + row[load], first, codes);
+          const float unit_inverse = __shfl_sync(0xffffffffu, inverse, share.unit(turn, load));
+          store_piece(x[load], unit_inverse, p.product_bf16, codes + share.code_at(turn, load));
         }
       }
     }
     if (pass == 0) {
       // Every warp finds the inverse scales of all units, 32 at a time, and keeps its own. Units whose
-      // numbers agree in the bits of `share` share a scale.
+      // numbers agree in the bits of `common` share a scale.
       __syncthreads();
       const int granularity = p.granularity == 1 ? 31 : p.granularity == 2 ? 24 : 0;
-      const int share = is_q ? granularity : granularity & (kKGroupsPerTile - 1);
+      const int common = is_q ? granularity : granularity & (kKGroupsPerTile - 1);
 #pragma unroll
       for (int i = 0; i < kTask.q_tiles; ++i) {
         unsigned bits = 32 * i + lane < units ? shared.absmax[32 * i + lane] : 0u;
@@ -559,7 +680,7 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
         if (kTask.q_tiles > 1 && !is_q) bits = max(bits, shared.absmax[lane + 32 - 32 * i]);
 #pragma unroll 1
         for (int bit = 1; bit < 32; bit *= 2) {
-          if ((share & bit) == 0) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, bit));
+          if ((common & bit) == 0) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, bit));
         }
         const Quantizer quantizer = make_quantizer(absmax_of(bits), p.qk_max_code);
         const float mine = __shfl_sync(0xffffffffu, quantizer.inverse, (warp + kWarps * lane) % 32);
@@ -625,6 +746,26 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
 }
 
 #else
+// Codes of eight channels of the 16-bit tokens that take four slots.
+template <bool kF16>
+__device__ __forceinline__ void encode_tokens(const VRows& rows, int first_token, int first,
+                                              const float (&mean)[8], const float (&inverse)[8],
+                                              unsigned (&word)[8]) {
+  // Tokens eight apart change places alike.
+  const unsigned from[2] = {VRows::at_16(rows.stage, first_token, first),
+                            VRows::at_16(rows.stage, first_token + 1, first)};
+  float x[4][8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    load_8<kF16>(from[i % 2] + i / 2 * (8 * kDv * 2), x[i]);
+    subtract(x[i], mean);
+#pragma unroll
+    for (int c = 0; c < 8; ++c) x[i][c] *= inverse[c];
+  }
+#pragma unroll
+  for (int c = 0; c < 8; ++c) word[c] = pack_e4m3x4(x[0][c], x[1][c], x[2][c], x[3][c]);
+}
+
 // A tile in E4M3, turned round: a thread takes eight channels of the four tokens that stand side by side.
 __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task, const VRows& rows,
                                         Shared& shared) {
@@ -654,46 +795,62 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
   const auto at = [&](i32 token, int c) {
     return rows.stage + token * rows.pitch() + c * kTokens + c / 8 * 16;
   };
+  const int quad_token = token_of_v_slot(quad * 4);
+  const bool partial = rows.count < kBk;
   unsigned word[8] = {};  // of each channel: the absmax, then four codes
 #pragma unroll 1
   for (int pass = grouped ? 0 : 1; pass < 2; ++pass) {
     float mean[8], inverse[8];
     load_8(shared.mean + first, mean);
     load_8(shared.inverse + first, inverse);
+    bool none = false;  // of the channels is NaN or as good as 0
+#pragma unroll
+    for (int c = 0; c < 8; ++c) none = none || inverse[c] == 0.0f;
 #pragma unroll 1
     for (int token = 0; token < kBk; token += kTokens) {
-#pragma unroll 1
-      for (int i = 0; i < 4; i += 2) {
-        const int row = token + token_of_v_slot(quad * 4 + i);
-        float x[2][8];
-        load_8(rows.dtype, {rows.at(row, first), rows.at(row + 1, first)}, x);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          subtract(x[j], mean);
-          if (row + j >= rows.count) {
-#pragma unroll
-            for (int c = 0; c < 8; ++c) x[j][c] = 0.0f;
-          }
-        }
-        if (pass == 0) {
-#pragma unroll
-          for (int c = 0; c < 8; ++c) {
-            word[c] = max(word[c], max(magnitude(x[0][c]), magnitude(x[1][c])));
-          }
+      if (pass == 1 && !partial && rows.dtype != 3) {
+        if (rows.dtype == 1) {
+          encode_tokens<true>(rows, token + quad_token, first, mean, inverse, word);
         } else {
+          encode_tokens<false>(rows, token + quad_token, first, mean, inverse, word);
+        }
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < 4; i += 2) {
+          const int row = token + token_of_v_slot(quad * 4 + i);
+          float x[2][8];
+          load_8(rows.dtype, {rows.at(row, first), rows.at(row + 1, first)}, x);
 #pragma unroll
-          for (int c = 0; c < 8; ++c) {
-            const unsigned pair = pack_e4m3x2(x[0][c] * inverse[c], x[1][c] * inverse[c]);
-            word[c] = __byte_perm(word[c], pair, 0x5432);
+          for (int j = 0; j < 2; ++j) {
+            subtract(x[j], mean);
+            if (row + j >= rows.count) {
+#pragma unroll
+              for (int c = 0; c < 8; ++c) x[j][c] = 0.0f;
+            }
+          }
+          if (pass == 0) {
+#pragma unroll
+            for (int c = 0; c < 8; ++c) {
+              word[c] = max(word[c], max(magnitude(x[0][c]), magnitude(x[1][c])));
+            }
+          } else {
+#pragma unroll
+            for (int c = 0; c < 8; ++c) {
+              const unsigned pair = pack_e4m3x2(x[0][c] * inverse[c], x[1][c] * inverse[c]);
+              word[c] = __byte_perm(word[c], pair, 0x5432);
+            }
           }
         }
       }
       if (pass == 0) continue;
+      if (none) {
+#pragma unroll
+        for (int c = 0; c < 8; ++c) word[c] = inverse[c] == 0.0f ? 0u : word[c];
+      }
       __syncthreads();
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
-        *shared_pointer<unsigned>(at(token, first + c) + quad * 4) =
-            inverse[c] == 0.0f ? 0u : word[c];
+        *shared_pointer<unsigned>(at(token, first + c) + quad * 4) = word[c];
       }
     }
     if (pass == 1) break;
