@@ -568,15 +568,20 @@ template <bool kF16, bool kMean>
 __device__ __forceinline__ void encode(const Share& share, const float (&mean)[8], float inverse,
                                        unsigned char* codes) {
   constexpr int kPitch = kDqk * 2;
+  if (kMean) inverse = __shfl_sync(0xffffffffu, inverse, 0);  // K: a warp's units share it
 #pragma unroll 1
-  for (int turn = 0; turn < share.turns; ++turn) {
+  for (int two = 0; two < share.turns; two += 2) {
 #pragma unroll
-    for (int load = 0; load < Share::kLoads; ++load) {
-      float x[8];
-      load_8<kF16>(share.from[load] + share.begin(turn) * kPitch, x);
-      if (kMean) subtract(x, mean);
-      const float unit_inverse = __shfl_sync(0xffffffffu, inverse, share.unit(turn, load));
-      store_piece(x, unit_inverse, 0, codes + share.code_at(turn, load));
+    for (int turn = two; turn < two + 2; ++turn) {
+#pragma unroll
+      for (int load = 0; load < Share::kLoads; ++load) {
+        float x[8];
+        load_8<kF16>(share.from[load] + share.begin(turn) * kPitch, x);
+        if (kMean) subtract(x, mean);
+        const float unit_inverse =
+            kMean ? inverse : __shfl_sync(0xffffffffu, inverse, share.unit(turn, load));
+        store_piece(x, unit_inverse, 0, codes + share.code_at(turn, load));
+      }
     }
   }
 }
@@ -870,11 +875,16 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
     __syncthreads();
   }
   __syncthreads();
-  for (int i = thread; i < kDv * kPiecesEach; i += kThreads) {
-    const int c = i / kPiecesEach, piece = i % kPiecesEach;
-    const i32 token = piece * 16 / kTokens * kTokens;
-    store(p.v_codes + task.tile * kVBytes + swizzled(c, piece, kBk),
-          *shared_pointer<const uint4>(at(token, c) + piece * 16 % kTokens));
+  // A thread's pieces are kStep channels apart, which change places alike.
+  constexpr int kStep = kThreads / kPiecesEach;
+  static_assert(kStep % 8 == 0);
+  const int c = thread / kPiecesEach, piece = thread % kPiecesEach;
+  const unsigned from = at(piece * 16 / kTokens * kTokens, c) + piece * 16 % kTokens;
+  unsigned char* const to = p.v_codes + task.tile * kVBytes + swizzled(c, piece, kBk);
+#pragma unroll
+  for (int i = 0; i < kDv / kStep; ++i) {
+    store(to + i * (kStep * kBk),
+          *shared_pointer<const uint4>(from + i * (kStep * kTokens + kStep / 8 * 16)));
   }
 }
 #endif
