@@ -43,6 +43,16 @@ __device__ __forceinline__ void copy_bulk(unsigned to, const void* from, int byt
       : "memory");
 }
 
+// The same with a policy for L2 (policy_of).
+__device__ __forceinline__ void copy_bulk(unsigned to, const void* from, int bytes,
+                                          unsigned barrier, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
 // cp.async.bulk to global memory, in a group of its own; what this thread and those that it has synchronised
 // with wrote to shared memory before fence_async is copied.
 __device__ __forceinline__ void copy_out_bulk(void* to, unsigned from, int bytes) {

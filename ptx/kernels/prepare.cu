@@ -36,8 +36,10 @@ constexpr int kQBytes = kBq * kRowBytes, kKBytes = kBk * kRowBytes;
 constexpr int kVBytes = kBk * kDv * V_BITS / 8;
 constexpr int kThreads = kPrepareThreads;
 constexpr int kWarps = kThreads / 32;
-using KRows = Rows<kDqk, kThreads>;  // of Q, too
-using VRows = Rows<kDv, kThreads>;
+constexpr bool kBulk = WGMMA != 0;  // tokens are copied in bulk, for it is sm_90
+static_assert(!kBulk || kApart);
+using KRows = Rows<kDqk, kThreads, kBulk>;  // of Q, too
+using VRows = Rows<kDv, kThreads, kBulk>;
 constexpr int kWide = kDqk > kDv ? kDqk : kDv;
 
 // Blocks an SM: as many as registers and shared memory hold where there is plenty of it; where it has
@@ -56,7 +58,17 @@ struct alignas(16) Shared {
   unsigned v_absmax[kDv];               // as bits
   unsigned absmax[32 * kTask.q_tiles];  // of the units of a task
   int last;
+  u64 arrived[kSlots];  // kBulk: barriers of what is staged
 };
+
+// Stage `i` of kSlots: what was staged there the `time`-th time has arrived, as have all threads.
+// kPending: how many stages may still be under way.
+template <int kPending>
+__device__ __forceinline__ void wait_staged(Shared& shared, int i, int time) {
+  cp_async_wait<kPending>();
+  if constexpr (kBulk) barrier_wait(shared_address(&shared.arrived[i]), time & 1);
+  __syncthreads();
+}
 
 // |x| as bits: they order as magnitudes do, infinities and NaN above all.
 __device__ __forceinline__ unsigned magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
@@ -142,15 +154,18 @@ __device__ __forceinline__ unsigned slot(unsigned stage, int i, i32 dtype) {
   return stage + i % kSlots * (kChunkTokens * kWide) * bytes_of(dtype);
 }
 
-// Stages up to `most` tokens from `first` on of K or V of the task's sequence and head.
+// Stages up to `most` tokens from `first` on of K or V of the task's sequence and head in slot `i`.
 template <int kDim>
-__device__ __forceinline__ Rows<kDim, kThreads> stage_keys(const PrepareParams& p, const Task& task,
-                                                           bool is_v, i32 first, i32 most, L2 evict,
-                                                           unsigned to) {
+__device__ __forceinline__ Rows<kDim, kThreads, kBulk> stage_keys(const PrepareParams& p,
+                                                                  const Task& task, Shared& shared,
+                                                                  bool is_v, i32 first, i32 most,
+                                                                  L2 evict, unsigned stage, int i) {
   const i32 count = min(most, task.sequence.kv_len - first);
-  stage_rows<kDim, kThreads>(is_v ? p.v : p.k,
-                             (p.irregular & (is_v ? kIrregularV : kIrregularK)) != 0, task.batch,
-                             task.sequence.kv_start + first, task.kv_head, count, evict, to);
+  const unsigned to = slot(stage, i, p.k.dtype);
+  stage_rows<kDim, kThreads, kBulk>(is_v ? p.v : p.k,
+                                    (p.irregular & (is_v ? kIrregularV : kIrregularK)) != 0,
+                                    task.batch, task.sequence.kv_start + first, task.kv_head, count,
+                                    evict, to, shared_address(&shared.arrived[i % kSlots]));
   return {to, count, p.k.dtype};
 }
 
@@ -218,8 +233,8 @@ __device__ __forceinline__ void fold_statistics(const PrepareParams& p, const Ta
 // Chunks of K and of V by turns; while one is added up, the next arrives.
 __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Task& task,
                                                 Shared& shared, unsigned stage) {
-  using K = Columns<kDqk, kThreads>;
-  using V = Columns<kDv, kThreads>;
+  using K = Columns<kDqk, kThreads, kBulk>;
+  using V = Columns<kDv, kThreads, kBulk>;
   const i32 lane = task.index % kStatsTasks;
   const i32 chunks = (task.sequence.kv_len + kChunkTokens - 1) / kChunkTokens;
   if (lane >= chunks) return;
@@ -232,13 +247,12 @@ __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Ta
   const auto chunk_of = [&](i32 step) { return lane + (step >> both) * kStatsTasks; };
   const auto start = [&](i32 step) {
     const i32 first = chunk_of(step) * kChunkTokens;
-    const unsigned to = slot(stage, step, p.k.dtype);
     if (step >= steps) {
       cp_async_commit();
     } else if (kDqk == kDv || !is_v(step)) {
-      stage_keys<kDqk>(p, task, is_v(step), first, kChunkTokens, L2::kLast, to);
+      stage_keys<kDqk>(p, task, shared, is_v(step), first, kChunkTokens, L2::kLast, stage, step);
     } else {
-      stage_keys<kDv>(p, task, true, first, kChunkTokens, L2::kLast, to);
+      stage_keys<kDv>(p, task, shared, true, first, kChunkTokens, L2::kLast, stage, step);
     }
   };
   const auto zero = V::Kept::all(0.0f), none = V::Kept::all(__int_as_float(0xff800000));
@@ -250,8 +264,7 @@ __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Ta
     const unsigned from = slot(stage, step, p.k.dtype);
     const i32 chunk = chunk_of(step);
     const i32 count = min(kChunkTokens, task.sequence.kv_len - chunk * kChunkTokens);
-    cp_async_wait<kSlots - 1>();
-    __syncthreads();
+    wait_staged<kSlots - 1>(shared, step % kSlots, step / kSlots);
     const bool v = is_v(step);
     if (v) {
       v_sum = v_sum + V::chunk_sums<true>({from, count, p.k.dtype}, 0, most, least);
@@ -302,8 +315,8 @@ __device__ __forceinline__ void wait_folded(const i32* counter) {
 
 // Means of the channels of a tile of one or two chunks.
 template <int kDim>
-__device__ __noinline__ void tile_mean(Rows<kDim, kThreads> rows, float* mean) {
-  using Tile = Columns<kDim, kThreads>;
+__device__ __noinline__ void tile_mean(Rows<kDim, kThreads, kBulk> rows, float* mean) {
+  using Tile = Columns<kDim, kThreads, kBulk>;
   typename Tile::Kept sum = Tile::Kept::all(0.0f), unused;
 #pragma unroll 1
   for (i32 first = 0; first < rows.count; first += kChunkTokens) {
@@ -897,8 +910,7 @@ __device__ __forceinline__ void finish_v(const PrepareParams& p, const Task& tas
   if (QK_BITS != 16 && (kApart || p.v_group == 0)) {
     wait_folded(v_counter(p, v_row(p, task, task.index * kBk)));
   }
-  cp_async_wait<0>();
-  __syncthreads();
+  wait_staged<0>(shared, 0, 0);
   write_v(p, task, rows, shared);
 }
 
@@ -911,11 +923,11 @@ __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& t
                         (is_q ? task.sequence.qo_len : task.sequence.kv_len) - begin);
   if (count <= 0 || task.sequence.kv_len <= 0) return;
   VRows v_rows;
-  const auto stage_v = [&](unsigned to) {
-    v_rows = stage_keys<kDv>(p, task, true, begin, kBk, L2::kFirst, to);
+  const auto stage_v = [&](int i) {
+    v_rows = stage_keys<kDv>(p, task, shared, true, begin, kBk, L2::kFirst, stage, i);
   };
   if (kApart && task.kind == Task::kValues) {
-    stage_v(stage);
+    stage_v(0);
     finish_v(p, task, v_rows, shared);
     return;
   }
@@ -923,11 +935,11 @@ __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& t
   const float* mean = nullptr;
   if (is_q) {
     rows = {stage, count, p.q.dtype};
-    stage_rows<kDqk, kThreads>(p.q, (p.irregular & kIrregularQ) != 0, task.batch,
-                               task.sequence.q_start + begin, task.head, count, L2::kFirst, stage);
+    stage_rows<kDqk, kThreads, kBulk>(p.q, (p.irregular & kIrregularQ) != 0, task.batch,
+                                      task.sequence.q_start + begin, task.head, count, L2::kFirst,
+                                      stage, shared_address(&shared.arrived[0]));
     if (p.lse != nullptr) wait_folded(k_counter(p, task));
-    cp_async_wait<0>();
-    __syncthreads();
+    wait_staged<0>(shared, 0, 0);
     if (p.lse != nullptr) bias_lse(p, task, rows);
     if (p.smooth_q) {
       mean = shared.mean;
@@ -945,21 +957,20 @@ __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& t
       __syncthreads();
     }
   } else {
-    rows = stage_keys<kDqk>(p, task, false, begin, kBk, L2::kFirst, stage);
+    rows = stage_keys<kDqk>(p, task, shared, false, begin, kBk, L2::kFirst, stage, 0);
     constexpr bool kTogether = !kApart && kSlots > 1;
-    if (kTogether) stage_v(slot(stage, 1, p.v.dtype));
+    if (kTogether) stage_v(1);
     if (p.k_mean != nullptr) {
       wait_folded(k_counter(p, task));
       mean = p.k_mean + task.row * kDqk;
     }
-    cp_async_wait<kTogether ? 1 : 0>();
-    __syncthreads();
+    wait_staged<kTogether ? 1 : 0>(shared, 0, 0);
   }
   quantize_rows(p, task, rows, mean, shared);
   if (is_q || kApart) return;
   if (kSlots == 1) {
     __syncthreads();
-    stage_v(stage);
+    stage_v(0);
   }
   finish_v(p, task, v_rows, shared);
 }
@@ -971,7 +982,13 @@ extern "C" __global__ void __launch_bounds__(kPrepareThreads, kBlocks)
   extern __shared__ __align__(32) unsigned char dynamic[];  // tokens of one task
   __shared__ Shared shared;
   __shared__ Task task;
-  if (threadIdx.x == 0) task.find(p, blockIdx.x);
+  if (threadIdx.x == 0) {
+    if constexpr (kBulk) {
+      for (u64& barrier : shared.arrived) barrier_init(shared_address(&barrier), 1);
+      fence_async();
+    }
+    task.find(p, blockIdx.x);
+  }
   __syncthreads();
   if (QK_BITS != 16 && task.kind == Task::kStatistics) {
     take_statistics(p, task, shared, shared_address(dynamic));

@@ -1,8 +1,10 @@
 // Rows of one head of a caller's tensor in shared memory, as they are: [rows][kDim] elements, channels
 // that do not exist 0. The 16-byte pieces of a row change places so that both ways of reading meet all
 // banks: along rows, eight channels a thread, and down columns, two or four channels a thread.
+// Not so with kBulk: rows are copied as they are then, and columns meet half of the banks or fewer.
 #pragma once
 
+#include "ptx/arch/barrier.h"
 #include "ptx/arch/convert.h"
 #include "ptx/arch/memory.h"
 #include "ptx/common/sequences.h"
@@ -22,7 +24,7 @@ struct ColumnShares {
   static_assert(kSharers >= 2 && kSharers <= 4);
 };
 
-template <int kDim, int kThreads>
+template <int kDim, int kThreads, bool kBulk = false>
 struct Rows {
   unsigned stage;  // address in shared memory, a multiple of 32
   i32 count;
@@ -40,20 +42,37 @@ struct Rows {
 
   // Byte offset of a piece of a row of `pieces`. Rows that are kSharers apart are alike.
   static __device__ __forceinline__ i32 piece_offset(i32 row, i32 piece, i32 pieces) {
-    constexpr int kTurn = kDim == 64 ? 2 : kDim == 128 ? 4 : 0;
+    constexpr int kTurn = kBulk ? 0 : kDim == 64 ? 2 : kDim == 128 ? 4 : 0;
     return (row * pieces + (piece ^ (row * kTurn & 7))) * 16;
   }
 };
 
-// Starts to copy tokens token .. token + count - 1; cp_async_wait and __syncthreads finish it. The
-// stage must be free. irregular: rows cannot be read in 16-byte pieces (an odd stride or address, or
-// channels that are no multiple of 8).
-template <int kDim, int kThreads>
+// Starts to copy tokens token .. token + count - 1; cp_async_wait and __syncthreads finish it, and with
+// kBulk the next phase of the barrier, which takes one arrival. The stage must be free. irregular: rows
+// cannot be read in 16-byte pieces (an odd stride or address, or channels that are no multiple of 8).
+template <int kDim, int kThreads, bool kBulk = false>
 __device__ __noinline__ void stage_rows(const View view, bool irregular, i32 sequence, i64 token,
-                                        i32 head, i32 count, L2 evict, unsigned stage) {
+                                        i32 head, i32 count, L2 evict, unsigned stage,
+                                        unsigned barrier = 0) {
   const i32 size = bytes_of(view.dtype);
-  const i64 at = token_offset(view, sequence, token, head);
   const i32 thread = static_cast<i32>(threadIdx.x);
+  if constexpr (kBulk) {
+    const bool bulk = !irregular && view.channels == kDim;
+    const i32 bytes = kDim * size;  // a row
+    if (thread == 0) barrier_expect(barrier, bulk ? count * bytes : 0);
+    if (bulk) {
+      // A thread a row, or one for all if they follow one another.
+      const bool close = view.token == kDim;
+      if (thread < (close ? 1 : count)) {
+        const i64 at = token_offset(view, sequence, token + thread, head);
+        copy_bulk(stage + thread * bytes, static_cast<const char*>(view.data) + at * size,
+                  close ? count * bytes : bytes, barrier, policy_of(evict));
+      }
+      cp_async_commit();
+      return;
+    }
+  }
+  const i64 at = token_offset(view, sequence, token, head);
   const i32 pieces = kDim / 16 * size;  // 16 bytes each, a row
   if (!irregular) {
     const i32 row = size == 4 ? thread / (kDim / 4) : thread / (kDim / 8);
@@ -64,7 +83,7 @@ __device__ __noinline__ void stage_rows(const View view, bool irregular, i32 seq
                        (exists ? piece * 16 : 0);
     const i64 step = view.token * (kThreads * 16 / kDim);
     // A thread's rows are a multiple of kSharers apart.
-    unsigned to = stage + Rows<kDim, kThreads>::piece_offset(row, piece, pieces);
+    unsigned to = stage + Rows<kDim, kThreads, kBulk>::piece_offset(row, piece, pieces);
 #pragma unroll 4
     for (i32 left = count - row; left > 0; left -= kThreads * 16 / kDim / size) {
       cp_async_16(to, from, exists ? 16 : 0, policy);
@@ -77,8 +96,9 @@ __device__ __noinline__ void stage_rows(const View view, bool irregular, i32 seq
       const i32 row = i / kDim, c = i % kDim;
       const i64 from = at + row * view.token + c * view.dim;
       const bool exists = c < view.channels;
-      const unsigned to =
-          stage + Rows<kDim, kThreads>::piece_offset(row, c * size / 16, pieces) + c * size % 16;
+      const unsigned to = stage +
+                          Rows<kDim, kThreads, kBulk>::piece_offset(row, c * size / 16, pieces) +
+                          c * size % 16;
       if (size == 4) {
         *shared_pointer<float>(to) = exists ? static_cast<const float*>(view.data)[from] : 0.0f;
       } else {
@@ -210,7 +230,7 @@ __device__ __forceinline__ Halves<kCount> smaller(Halves<kCount> a, const Halves
 }
 
 // Statistics down columns.
-template <int kDim, int kThreads>
+template <int kDim, int kThreads, bool kBulk = false>
 struct Columns : ColumnShares<kDim, kThreads> {
   using ColumnShares<kDim, kThreads>::kEach;
   using ColumnShares<kDim, kThreads>::kSharers;
@@ -228,8 +248,8 @@ struct Columns : ColumnShares<kDim, kThreads> {
   // may be -0: to be added to 0. With kExtremes, `most` and `least` (the largest negative) take in every
   // row.
   template <bool kExtremes>
-  static __device__ __forceinline__ Kept chunk_sums(const Rows<kDim, kThreads>& rows, i32 first,
-                                                    Kept& most, Kept& least) {
+  static __device__ __forceinline__ Kept chunk_sums(const Rows<kDim, kThreads, kBulk>& rows,
+                                                    i32 first, Kept& most, Kept& least) {
     if (rows.dtype == 3 || rows.count - first < 64) {
       return some<kExtremes>(rows, first, most, least);
     }
@@ -289,15 +309,15 @@ struct Columns : ColumnShares<kDim, kThreads> {
   }
 
   // Where a row's channels are. Rows row, row + 16, .. change places alike.
-  static __device__ __forceinline__ unsigned address(const Rows<kDim, kThreads>& rows, i32 row,
-                                                     i32 size) {
+  static __device__ __forceinline__ unsigned address(const Rows<kDim, kThreads, kBulk>& rows,
+                                                     i32 row, i32 size) {
     const i32 c = channel();
     return rows.stage + rows.piece_offset(row, c * size / 16, kDim / 16 * size) + c * size % 16;
   }
 
   // A whole chunk of 16 bits: no row is asked whether it exists, extremes are found two channels at once.
   template <bool kExtremes, bool kF16>
-  static __device__ __forceinline__ Kept whole(const Rows<kDim, kThreads>& rows, i32 first,
+  static __device__ __forceinline__ Kept whole(const Rows<kDim, kThreads, kBulk>& rows, i32 first,
                                                Kept& most, Kept& least) {
     const unsigned from = address(rows, first + sharer(), 2);
     Channels high = *shared_pointer<const Channels>(from), low = high;
@@ -349,7 +369,7 @@ struct Columns : ColumnShares<kDim, kThreads> {
 
   // Any chunk.
   template <bool kExtremes>
-  static __device__ __forceinline__ Kept some(const Rows<kDim, kThreads>& rows, i32 first,
+  static __device__ __forceinline__ Kept some(const Rows<kDim, kThreads, kBulk>& rows, i32 first,
                                               Kept& most, Kept& least) {
     Values high = Values::all(__int_as_float(0xff800000)), low = high;
     const Kept sum = sum_across(some_lanes<kExtremes, kSharers>(rows, first + sharer(), high, low));
@@ -362,8 +382,8 @@ struct Columns : ColumnShares<kDim, kThreads> {
   }
 
   template <bool kExtremes, int kStep>
-  static __device__ __forceinline__ Values some_lanes(const Rows<kDim, kThreads>& rows, i32 row,
-                                                      Values& most, Values& least) {
+  static __device__ __forceinline__ Values some_lanes(const Rows<kDim, kThreads, kBulk>& rows,
+                                                      i32 row, Values& most, Values& least) {
     Values sum = Values::all(0.0f);
     if constexpr (kStep < 16) {
 #pragma unroll 1
