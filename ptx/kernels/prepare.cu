@@ -89,6 +89,7 @@ struct Task {
   i32 index;  // of the task among the pair's statistics, or of the (first) tile in its sequence
   i32 head;   // of queries
   i64 row;    // among what each pair of sequence and kv head has one of: means, scales
+  i64 v_row;  // of a tile: which of V's scales and means it takes
   i64 tile;   // in the workspace; of statistics, the pair's first
 
   // Pairs of sequence and kv head: the statistics of the first `lag`; then the tiles of pair 0 and the
@@ -133,14 +134,15 @@ struct Task {
       tile = head * p.heads.q_tiles + sequence.first_q_tile + at;
     }
     index = static_cast<i32>(at);
+    v_row = p.v_group == 0 ? row
+                           : kv_head * p.heads.v_groups + sequence.first_v_group +
+                                 at * kBk / static_cast<unsigned>(p.v_group);
   }
 };
 
-// Which of V's scales and means a token takes: its group's or its sequence's.
-__device__ __forceinline__ i64 v_row(const PrepareParams& p, const Task& task, i32 token) {
-  return p.v_group == 0
-             ? task.row
-             : task.kv_head * p.heads.v_groups + task.sequence.first_v_group + token / p.v_group;
+// Which of V's scales and means a group takes.
+__device__ __forceinline__ i64 v_row(const PrepareParams& p, const Task& task, i32 group) {
+  return task.kv_head * p.heads.v_groups + task.sequence.first_v_group + group;
 }
 
 __device__ __forceinline__ i32* k_counter(const PrepareParams& p, const Task& task) {
@@ -155,17 +157,17 @@ __device__ __forceinline__ unsigned slot(unsigned stage, int i, i32 dtype) {
 }
 
 // Stages up to `most` tokens from `first` on of K or V of the task's sequence and head in slot `i`.
-template <int kDim>
+template <L2 kEvict, int kDim>
 __device__ __forceinline__ Rows<kDim, kThreads, kBulk> stage_keys(const PrepareParams& p,
                                                                   const Task& task, Shared& shared,
                                                                   bool is_v, i32 first, i32 most,
-                                                                  L2 evict, unsigned stage, int i) {
+                                                                  unsigned stage, int i) {
   const i32 count = min(most, task.sequence.kv_len - first);
   const unsigned to = slot(stage, i, p.k.dtype);
-  stage_rows<kDim, kThreads, kBulk>(is_v ? p.v : p.k,
-                                    (p.irregular & (is_v ? kIrregularV : kIrregularK)) != 0,
-                                    task.batch, task.sequence.kv_start + first, task.kv_head, count,
-                                    evict, to, shared_address(&shared.arrived[i % kSlots]));
+  stage_rows<kEvict, kDim, kThreads, kBulk>(
+      is_v ? p.v : p.k, (p.irregular & (is_v ? kIrregularV : kIrregularK)) != 0, task.batch,
+      task.sequence.kv_start + first, task.kv_head, count, to,
+      shared_address(&shared.arrived[i % kSlots]));
   return {to, count, p.k.dtype};
 }
 
@@ -250,9 +252,9 @@ __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Ta
     if (step >= steps) {
       cp_async_commit();
     } else if (kDqk == kDv || !is_v(step)) {
-      stage_keys<kDqk>(p, task, shared, is_v(step), first, kChunkTokens, L2::kLast, stage, step);
+      stage_keys<L2::kLast, kDqk>(p, task, shared, is_v(step), first, kChunkTokens, stage, step);
     } else {
-      stage_keys<kDv>(p, task, shared, true, first, kChunkTokens, L2::kLast, stage, step);
+      stage_keys<L2::kLast, kDv>(p, task, shared, true, first, kChunkTokens, stage, step);
     }
   };
   const auto zero = V::Kept::all(0.0f), none = V::Kept::all(__int_as_float(0xff800000));
@@ -286,11 +288,14 @@ __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Ta
         most = least = none;
       }
       // The last to arrive folds.
-      const i32 first = grouped ? chunk * kChunkTokens / p.v_group * p.v_group : 0;
+      const i32 group =
+          grouped ? static_cast<unsigned>(chunk * kChunkTokens) / static_cast<unsigned>(p.v_group)
+                  : 0;
+      const i32 first = group * p.v_group;
       const i32 left = task.sequence.kv_len - first, tokens = grouped ? min(p.v_group, left) : left;
       const i32 parts = (tokens + kChunkTokens - 1) / kChunkTokens;
       const i32 arriving = grouped ? parts : min(parts, kStatsTasks);
-      const i64 row = v ? v_row(p, task, first) : task.row;
+      const i64 row = grouped ? v_row(p, task, group) : task.row;
       i32* const counter = v ? v_counter(p, row) : k_counter(p, task);
       __syncthreads();
       if (threadIdx.x == 0) shared.last = add_acq_rel(counter, 1) == arriving - 1;
@@ -376,9 +381,10 @@ __device__ __forceinline__ void hadamard(float (&x)[8], int first, i32 n, float 
 }
 
 // Where the codes of eight channels of a row stand in a tile.
-__device__ __forceinline__ int code_offset(int row, int first) {
+__device__ __forceinline__ unsigned code_offset(unsigned row, unsigned first) {
   constexpr int kInPiece = 128 / QK_BITS;  // codes
-  return swizzled(row, first / kInPiece, kRowBytes) + first % kInPiece * QK_BITS / 8;
+  return swizzled(static_cast<i32>(row), static_cast<i32>(first / kInPiece), kRowBytes) +
+         first % kInPiece * QK_BITS / 8;
 }
 
 // Codes of eight channels of a row; the whole group's inverse scale. Half to even, by adding 1.5 * 2^23,
@@ -440,14 +446,15 @@ __device__ __forceinline__ unsigned max_of_lanes(unsigned x) {
 // sm_scale q . k_mean of each query of a task, to where its LSE will stand.
 __device__ __forceinline__ void bias_lse(const PrepareParams& p, const Task& task,
                                          const KRows& rows) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int first = thread % kPieces * 8;
+  const unsigned thread = threadIdx.x;
+  const int first = static_cast<int>(thread % kPieces * 8);
   const i64 at = task.batch * p.lse_batch + task.head * p.lse_head +
                  (task.sequence.q_start + task.index * kBq) * p.lse_token;
   float mean[8];
   load_8(p.k_mean + task.row * kDqk + first, mean);
 #pragma unroll 1
-  for (int row = thread / kPieces; row < kTask.q_tiles * kBq; row += kThreads / kPieces) {
+  for (int row = static_cast<int>(thread / kPieces); row < kTask.q_tiles * kBq;
+       row += kThreads / kPieces) {
     float x[1][8], dot = 0.0f;
     load_8(rows.dtype, {rows.at(row, first)}, x);
 #pragma unroll
@@ -476,38 +483,39 @@ struct Share {
                 kBk / kUnitRows <= 32 * kTask.q_tiles);
   static_assert(kWarps == kKGroupsPerTile);
 
-  int lane, warp, first;  // first: channel
+  // Unsigned, so that divisions are shifts.
+  unsigned lane, warp, first;  // first: channel
   bool is_q;
-  int units, turns;
-  int row[kLoads];
+  unsigned units, turns;
+  unsigned row[kLoads];
   unsigned from[kLoads];
 
   __device__ __forceinline__ Share(const Task& task, const KRows& rows)
-      : lane(static_cast<int>(threadIdx.x) % 32),
-        warp(static_cast<int>(threadIdx.x) / 32),
+      : lane(threadIdx.x % 32),
+        warp(threadIdx.x / 32),
         first(lane % kPieces * 8),
         is_q(task.kind == Task::kQueries),
-        units(is_q ? (rows.count + kBq - 1) / kBq * 32 : kBk / kUnitRows),
+        units(is_q ? static_cast<unsigned>(rows.count + kBq - 1) / kBq * 32 : kBk / kUnitRows),
         turns(units / (kWarps * kTurnUnits)) {
 #pragma unroll
     for (int load = 0; load < kLoads; ++load) {
-      const int in_turn = load * kWarpRows + lane / kPieces;
-      const int n = in_turn / kUnitRows, i = in_turn % kUnitRows;
+      const unsigned in_turn = load * kWarpRows + lane / kPieces;
+      const unsigned n = in_turn / kUnitRows, i = in_turn % kUnitRows;
       row[load] = unit_begin(n) + (is_q ? warp + 8 * i : warp * 2 + i / 2 * 8 + i % 2);
       from[load] = rows.at(row[load], first);
     }
   }
-  __device__ __forceinline__ int unit_begin(int n) const {
+  __device__ __forceinline__ unsigned unit_begin(unsigned n) const {
     return is_q ? n / 2 * kRowsPerWarp + n % 2 * 4 : n * (4 * kUnitRows);
   }
-  __device__ __forceinline__ int begin(int turn) const {
+  __device__ __forceinline__ unsigned begin(unsigned turn) const {
     return kTurnUnits % 2 == 0 ? turn * (kTurnUnits * 4 * kUnitRows)
                                : unit_begin(turn * kTurnUnits);
   }
-  __device__ __forceinline__ int unit(int turn, int load) const {  // n
+  __device__ __forceinline__ unsigned unit(unsigned turn, unsigned load) const {  // n
     return turn * kTurnUnits + load / kUnitLoads * (32 / kUnitLanes) + lane / kUnitLanes;
   }
-  __device__ __forceinline__ int code_at(int turn, int load) const {
+  __device__ __forceinline__ unsigned code_at(unsigned turn, unsigned load) const {
     return kTurnUnits % 2 == 0 ? code_offset(row[load], first) + begin(turn) * kRowBytes
                                : code_offset(begin(turn) + row[load], first);
   }
@@ -520,13 +528,13 @@ template <bool kF16>
 __device__ __forceinline__ void measure(const Share& share, const float (&mean)[8],
                                         Shared& shared) {
   constexpr int kPitch = kDqk * 2;
-  const auto words_of = [&](int turn, int load, unsigned(&words)[4]) {
+  const auto words_of = [&](unsigned turn, int load, unsigned(&words)[4]) {
     const uint4 four = *shared_pointer<const uint4>(share.from[load] + share.begin(turn) * kPitch);
     words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
   };
   if (share.is_q) {
 #pragma unroll 1
-    for (int turn = 0; turn < share.turns; ++turn) {
+    for (unsigned turn = 0; turn < share.turns; ++turn) {
 #pragma unroll
       for (int head = 0; head < Share::kLoads; head += Share::kUnitLoads) {
         unsigned most = 0;
@@ -550,7 +558,7 @@ __device__ __forceinline__ void measure(const Share& share, const float (&mean)[
     words_of(0, 0, high);
     words_of(0, 0, low);
 #pragma unroll 2
-    for (int turn = 0; turn < share.turns; ++turn) {
+    for (unsigned turn = 0; turn < share.turns; ++turn) {
 #pragma unroll
       for (int load = 0; load < Share::kLoads; ++load) {
         unsigned words[4];
@@ -583,9 +591,10 @@ __device__ __forceinline__ void encode(const Share& share, const float (&mean)[8
   constexpr int kPitch = kDqk * 2;
   if (kMean) inverse = __shfl_sync(0xffffffffu, inverse, 0);  // K: a warp's units share it
 #pragma unroll 1
-  for (int two = 0; two < share.turns; two += 2) {
+  for (unsigned two = 0; two < share.turns; two += 2) {
 #pragma unroll
-    for (int turn = two; turn < two + 2; ++turn) {
+    for (unsigned i = 0; i < 2; ++i) {
+      const unsigned turn = two + i;
 #pragma unroll
       for (int load = 0; load < Share::kLoads; ++load) {
         float x[8];
@@ -605,7 +614,7 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
                                               Shared& shared) {
   const Share share(task, rows);
   constexpr int kLoads = Share::kLoads, kUnitLoads = Share::kUnitLoads;
-  const int lane = share.lane, warp = share.warp, first = share.first, units = share.units;
+  const unsigned lane = share.lane, warp = share.warp, first = share.first, units = share.units;
   const bool is_q = share.is_q;
   // Two tiles of queries are like one: their rows and groups follow one another.
   unsigned char* const codes =
@@ -614,7 +623,7 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
   // What is common is done by code for nothing else.
   const bool plain = QK_BITS != 16 && rows.dtype != 3 && !partial && p.hadamard_dim == 0 &&
                      (!is_q || mean_from == nullptr);
-  const i32 pitch = rows.pitch();
+  const unsigned pitch = rows.pitch();
   float mean[8] = {};
   if (mean_from != nullptr) load_8(mean_from + first, mean);
   float inverse = 1.0f;  // of unit n = `lane` of the warp
@@ -639,8 +648,8 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
       }
     }
 #pragma unroll 1
-    for (int turn = plain ? share.turns : 0; turn < share.turns; ++turn) {
-      const int begin = share.begin(turn);
+    for (unsigned turn = plain ? share.turns : 0; turn < share.turns; ++turn) {
+      const unsigned begin = share.begin(turn);
       float x[kLoads][8];
       unsigned at[kLoads];
 #pragma unroll
@@ -656,11 +665,12 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
       if (partial || p.hadamard_dim != 0) {
 #pragma unroll
         for (int load = 0; load < kLoads; ++load) {
-          if (begin + share.row[load] >= rows.count) {
+          if (static_cast<i32>(begin + share.row[load]) >= rows.count) {
 #pragma unroll
             for (int c = 0; c < 8; ++c) x[load][c] = 0.0f;
           }
-          if (p.hadamard_dim != 0) hadamard(x[load], first, p.hadamard_dim, p.hadamard_norm);
+          if (p.hadamard_dim != 0)
+            hadamard(x[load], static_cast<int>(first), p.hadamard_dim, p.hadamard_norm);
         }
       }
       if (pass == 0) {
@@ -692,22 +702,24 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
       const int granularity = p.granularity == 1 ? 31 : p.granularity == 2 ? 24 : 0;
       const int common = is_q ? granularity : granularity & (kKGroupsPerTile - 1);
 #pragma unroll
-      for (int i = 0; i < kTask.q_tiles; ++i) {
+      for (unsigned i = 0; i < kTask.q_tiles; ++i) {
         unsigned bits = 32 * i + lane < units ? shared.absmax[32 * i + lane] : 0u;
         // Of K, units 32 apart share a scale, too.
-        if (kTask.q_tiles > 1 && !is_q) bits = max(bits, shared.absmax[lane + 32 - 32 * i]);
-#pragma unroll 1
+        if (kTask.q_tiles > 1 && !is_q) bits = max(bits, shared.absmax[lane + 32]);
+#pragma unroll
         for (int bit = 1; bit < 32; bit *= 2) {
           if ((common & bit) == 0) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, bit));
         }
         const Quantizer quantizer = make_quantizer(absmax_of(bits), p.qk_max_code);
         const float mine = __shfl_sync(0xffffffffu, quantizer.inverse, (warp + kWarps * lane) % 32);
-        if (lane / (32 / kWarps) == i) inverse = mine;
-        if (warp != i) continue;
-        if (is_q && 32 * i < units) p.q_scale[task.tile * 32 + 32 * i + lane] = quantizer.scale;
-        if (!is_q && i == 0 && lane < kKGroupsPerTile) {
-          p.k_scale[task.tile * kKGroupsPerTile + lane] = quantizer.scale;
+        if (!is_q || lane / (32 / kWarps) == i) inverse = mine;
+        if (warp == i) {
+          if (is_q && 32 * i < units) p.q_scale[task.tile * 32 + 32 * i + lane] = quantizer.scale;
+          if (!is_q && lane < kKGroupsPerTile) {
+            p.k_scale[task.tile * kKGroupsPerTile + lane] = quantizer.scale;
+          }
         }
+        if (!is_q) break;
       }
     }
   }
@@ -790,12 +802,12 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
   constexpr int kColumns = kDv / 64;               // warps side by side, 64 channels each
   constexpr int kTokens = kWarps / kColumns * 16;  // at a time; v_token_slot keeps to 32
   constexpr int kPiecesEach = kBk / 16;            // of a channel
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  const int first = (warp % kColumns * 8 + lane % 8) * 8;
-  const int quad = warp / kColumns * 4 + lane / 8;  // slots 4 quad .. 4 quad + 3
+  const unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int first = static_cast<int>((warp % kColumns * 8 + lane % 8) * 8);
+  const int quad = static_cast<int>(warp / kColumns * 4 + lane / 8);  // slots 4 quad .. 4 quad + 3
   // Whether the tile is a group, so that scale and mean are found here.
   const bool grouped = !kApart && p.v_group != 0;
-  const i64 stats = v_row(p, task, task.index * kBk) * kDv;
+  const i64 stats = task.v_row * kDv;
   if (grouped && p.v_smooth) tile_mean<kDv>(rows, shared.mean);
   if (thread < kDv) {
     if (!grouped) {
@@ -821,9 +833,9 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
     float mean[8], inverse[8];
     load_8(shared.mean + first, mean);
     load_8(shared.inverse + first, inverse);
-    bool none = false;  // of the channels is NaN or as good as 0
+    unsigned masks[8];  // of channels that are NaN or as good as 0
 #pragma unroll
-    for (int c = 0; c < 8; ++c) none = none || inverse[c] == 0.0f;
+    for (int c = 0; c < 8; ++c) masks[c] = inverse[c] == 0.0f ? 0u : ~0u;
 #pragma unroll 1
     for (int token = 0; token < kBk; token += kTokens) {
       if (pass == 1 && !partial && rows.dtype != 3) {
@@ -861,14 +873,10 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
         }
       }
       if (pass == 0) continue;
-      if (none) {
-#pragma unroll
-        for (int c = 0; c < 8; ++c) word[c] = inverse[c] == 0.0f ? 0u : word[c];
-      }
       __syncthreads();
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
-        *shared_pointer<unsigned>(at(token, first + c) + quad * 4) = word[c];
+        *shared_pointer<unsigned>(at(token, first + c) + quad * 4) = word[c] & masks[c];
       }
     }
     if (pass == 1) break;
@@ -891,7 +899,8 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
   // A thread's pieces are kStep channels apart, which change places alike.
   constexpr int kStep = kThreads / kPiecesEach;
   static_assert(kStep % 8 == 0);
-  const int c = thread / kPiecesEach, piece = thread % kPiecesEach;
+  const int c = static_cast<int>(thread / kPiecesEach),
+            piece = static_cast<int>(thread % kPiecesEach);
   const unsigned from = at(piece * 16 / kTokens * kTokens, c) + piece * 16 % kTokens;
   unsigned char* const to = p.v_codes + task.tile * kVBytes + swizzled(c, piece, kBk);
 #pragma unroll
@@ -908,7 +917,7 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
 __device__ __forceinline__ void finish_v(const PrepareParams& p, const Task& task,
                                          const VRows& rows, Shared& shared) {
   if (QK_BITS != 16 && (kApart || p.v_group == 0)) {
-    wait_folded(v_counter(p, v_row(p, task, task.index * kBk)));
+    wait_folded(v_counter(p, task.v_row));
   }
   wait_staged<0>(shared, 0, 0);
   write_v(p, task, rows, shared);
@@ -924,7 +933,7 @@ __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& t
   if (count <= 0 || task.sequence.kv_len <= 0) return;
   VRows v_rows;
   const auto stage_v = [&](int i) {
-    v_rows = stage_keys<kDv>(p, task, shared, true, begin, kBk, L2::kFirst, stage, i);
+    v_rows = stage_keys<L2::kFirst, kDv>(p, task, shared, true, begin, kBk, stage, i);
   };
   if (kApart && task.kind == Task::kValues) {
     stage_v(0);
@@ -935,9 +944,9 @@ __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& t
   const float* mean = nullptr;
   if (is_q) {
     rows = {stage, count, p.q.dtype};
-    stage_rows<kDqk, kThreads, kBulk>(p.q, (p.irregular & kIrregularQ) != 0, task.batch,
-                                      task.sequence.q_start + begin, task.head, count, L2::kFirst,
-                                      stage, shared_address(&shared.arrived[0]));
+    stage_rows<L2::kFirst, kDqk, kThreads, kBulk>(p.q, (p.irregular & kIrregularQ) != 0, task.batch,
+                                                  task.sequence.q_start + begin, task.head, count,
+                                                  stage, shared_address(&shared.arrived[0]));
     if (p.lse != nullptr) wait_folded(k_counter(p, task));
     wait_staged<0>(shared, 0, 0);
     if (p.lse != nullptr) bias_lse(p, task, rows);
@@ -957,7 +966,7 @@ __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& t
       __syncthreads();
     }
   } else {
-    rows = stage_keys<kDqk>(p, task, shared, false, begin, kBk, L2::kFirst, stage, 0);
+    rows = stage_keys<L2::kFirst, kDqk>(p, task, shared, false, begin, kBk, stage, 0);
     constexpr bool kTogether = !kApart && kSlots > 1;
     if (kTogether) stage_v(1);
     if (p.k_mean != nullptr) {

@@ -33,10 +33,10 @@ struct Rows {
   // Where eight channels from c on start.
   __device__ __forceinline__ unsigned at(i32 row, i32 c) const {
     const i32 size = bytes_of(dtype);
-    return stage + piece_offset(row, c * size / 16, kDim / 16 * size);
+    return stage + piece_offset(row, static_cast<unsigned>(c * size) / 16, kDim / 16 * size);
   }
   static __device__ __forceinline__ unsigned at_16(unsigned stage, i32 row, i32 c) {  // of 16 bits
-    return stage + piece_offset(row, c / 8, kDim / 8);
+    return stage + piece_offset(row, static_cast<unsigned>(c) / 8, kDim / 8);
   }
   __device__ __forceinline__ i32 pitch() const { return kDim * bytes_of(dtype); }
 
@@ -47,49 +47,38 @@ struct Rows {
   }
 };
 
-// Starts to copy tokens token .. token + count - 1; cp_async_wait and __syncthreads finish it, and with
-// kBulk the next phase of the barrier, which takes one arrival. The stage must be free. irregular: rows
-// cannot be read in 16-byte pieces (an odd stride or address, or channels that are no multiple of 8).
-template <int kDim, int kThreads, bool kBulk = false>
-__device__ __noinline__ void stage_rows(const View view, bool irregular, i32 sequence, i64 token,
-                                        i32 head, i32 count, L2 evict, unsigned stage,
-                                        unsigned barrier = 0) {
+// Starts to copy tokens token .. token + count - 1, in pieces of 16 bytes, or element by element.
+template <int kDim, int kThreads, bool kBulk, L2 kEvict>
+__device__ __noinline__ void stage_pieces(const View view, bool irregular, i32 sequence, i64 token,
+                                          i32 head, i32 count, unsigned stage) {
   const i32 size = bytes_of(view.dtype);
   const i32 thread = static_cast<i32>(threadIdx.x);
-  if constexpr (kBulk) {
-    const bool bulk = !irregular && view.channels == kDim;
-    const i32 bytes = kDim * size;  // a row
-    if (thread == 0) barrier_expect(barrier, bulk ? count * bytes : 0);
-    if (bulk) {
-      // A thread a row, or one for all if they follow one another.
-      const bool close = view.token == kDim;
-      if (thread < (close ? 1 : count)) {
-        const i64 at = token_offset(view, sequence, token + thread, head);
-        copy_bulk(stage + thread * bytes, static_cast<const char*>(view.data) + at * size,
-                  close ? count * bytes : bytes, barrier, policy_of(evict));
-      }
-      cp_async_commit();
-      return;
-    }
-  }
   const i64 at = token_offset(view, sequence, token, head);
   const i32 pieces = kDim / 16 * size;  // 16 bytes each, a row
   if (!irregular) {
     const i32 row = size == 4 ? thread / (kDim / 4) : thread / (kDim / 8);
     const i32 piece = thread - row * pieces;
-    const unsigned long long policy = policy_of(evict);
+    const u64 policy = policy_of(kEvict);
     const bool exists = piece * 16 < view.channels * size;
     const char* from = static_cast<const char*>(view.data) + (at + row * view.token) * size +
                        (exists ? piece * 16 : 0);
     const i64 step = view.token * (kThreads * 16 / kDim);
     // A thread's rows are a multiple of kSharers apart.
     unsigned to = stage + Rows<kDim, kThreads, kBulk>::piece_offset(row, piece, pieces);
-#pragma unroll 4
-    for (i32 left = count - row; left > 0; left -= kThreads * 16 / kDim / size) {
+    const i32 rows = kThreads * 16 / kDim / size;  // at a time
+    i32 left = count - row;
+    const auto next = [&] {
       cp_async_16(to, from, exists ? 16 : 0, policy);
       from += step;
       to += kThreads * 16;
+    };
+#pragma unroll 1
+    for (; left > 3 * rows; left -= 4 * rows) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) next();
     }
+#pragma unroll 1
+    for (; left > 0; left -= rows) next();
   } else {
 #pragma unroll 1
     for (i32 i = thread; i < count * kDim; i += kThreads) {
@@ -108,6 +97,33 @@ __device__ __noinline__ void stage_rows(const View view, bool irregular, i32 seq
     }
   }
   cp_async_commit();
+}
+
+// Starts to copy tokens token .. token + count - 1; cp_async_wait and __syncthreads finish it, and with
+// kBulk the next phase of the barrier, which takes one arrival. The stage must be free. irregular: rows
+// cannot be read in 16-byte pieces (an odd stride or address, or channels that are no multiple of 8).
+template <L2 kEvict, int kDim, int kThreads, bool kBulk = false>
+__device__ __forceinline__ void stage_rows(const View view, bool irregular, i32 sequence, i64 token,
+                                           i32 head, i32 count, unsigned stage,
+                                           unsigned barrier = 0) {
+  if constexpr (kBulk) {
+    // Rows that follow one another are one copy. (A copy a row takes as many instructions as pieces do.)
+    const bool one = !irregular && view.channels == kDim && view.token == kDim;
+    if (threadIdx.x == 0) {
+      const i32 size = bytes_of(view.dtype), bytes = one ? count * kDim * size : 0;
+      barrier_expect(barrier, bytes);
+      if (one) {
+        const i64 at = token_offset(view, sequence, token, head) * size;
+        copy_bulk(stage, static_cast<const char*>(view.data) + at, bytes, barrier,
+                  policy_of(kEvict));
+      }
+    }
+    if (one) {
+      cp_async_commit();
+      return;
+    }
+  }
+  stage_pieces<kDim, kThreads, kBulk, kEvict>(view, irregular, sequence, token, head, count, stage);
 }
 
 // Two channels from 32 bits of fp16 or bf16.
@@ -241,7 +257,9 @@ struct Columns : ColumnShares<kDim, kThreads> {
   using Channels = Halves<kEach>;
 
   // The first channel that the thread keeps. (With 64 channels two threads keep the same.)
-  static __device__ __forceinline__ int kept() { return channel() + sharer() * kEach / kSharers; }
+  static __device__ __forceinline__ int kept() {
+    return channel() + static_cast<int>(threadIdx.x % 32 / kAcross * kEach / kSharers);
+  }
 
   // Sums over the chunk of 64 rows that begins with row `first`, in the order that docs/numerics.md
   // fixes: lane r of 16 adds rows r, r + 16, .., then lanes fold by 8, 4, 2, 1. A sum of nothing but -0
@@ -259,11 +277,10 @@ struct Columns : ColumnShares<kDim, kThreads> {
 
  private:
   static __device__ __forceinline__ int channel() {
-    const int thread = static_cast<int>(threadIdx.x);
-    return (thread / 32 * kAcross + thread % kAcross) * kEach;
+    return static_cast<int>((threadIdx.x / 32 * kAcross + threadIdx.x % kAcross) * kEach);
   }
   static __device__ __forceinline__ int sharer() {
-    return static_cast<int>(threadIdx.x) % 32 / kAcross;
+    return static_cast<int>(threadIdx.x % 32 / kAcross);
   }
 
   // The sharers' values, joined. Two threads halve what they have, the one with the upper number keeps the
@@ -312,7 +329,9 @@ struct Columns : ColumnShares<kDim, kThreads> {
   static __device__ __forceinline__ unsigned address(const Rows<kDim, kThreads, kBulk>& rows,
                                                      i32 row, i32 size) {
     const i32 c = channel();
-    return rows.stage + rows.piece_offset(row, c * size / 16, kDim / 16 * size) + c * size % 16;
+    return rows.stage +
+           rows.piece_offset(row, static_cast<unsigned>(c * size) / 16, kDim / 16 * size) +
+           static_cast<unsigned>(c * size) % 16;
   }
 
   // A whole chunk of 16 bits: no row is asked whether it exists, extremes are found two channels at once.
