@@ -56,7 +56,7 @@ struct alignas(16) Shared {
   float mean[kTask.q_tiles * kWide];    // of each tile
   float inverse[kDv];                   // scales of V
   unsigned v_absmax[kDv];               // as bits
-  unsigned absmax[32 * kTask.q_tiles];  // of the units of a task
+  unsigned absmax[32 * kTask.q_tiles];  // of the units of a task; then their inverse scales
   int last;
   u64 arrived[kSlots];  // kBulk: barriers of what is staged
 };
@@ -696,14 +696,14 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
       }
     }
     if (pass == 0) {
-      // Every warp finds the inverse scales of all units, 32 at a time, and keeps its own. Units whose
-      // numbers agree in the bits of `common` share a scale.
+      // A warp finds the scales of 32 units, one a lane. Units whose numbers agree in the bits of `common`
+      // share a scale.
       __syncthreads();
       const int granularity = p.granularity == 1 ? 31 : p.granularity == 2 ? 24 : 0;
       const int common = is_q ? granularity : granularity & (kKGroupsPerTile - 1);
-#pragma unroll
-      for (unsigned i = 0; i < kTask.q_tiles; ++i) {
-        unsigned bits = 32 * i + lane < units ? shared.absmax[32 * i + lane] : 0u;
+      if (warp < (is_q ? kTask.q_tiles : 1)) {
+        const unsigned mine = 32 * warp + lane;
+        unsigned bits = mine < units ? shared.absmax[mine] : 0u;
         // Of K, units 32 apart share a scale, too.
         if (kTask.q_tiles > 1 && !is_q) bits = max(bits, shared.absmax[lane + 32]);
 #pragma unroll
@@ -711,16 +711,15 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
           if ((common & bit) == 0) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, bit));
         }
         const Quantizer quantizer = make_quantizer(absmax_of(bits), p.qk_max_code);
-        const float mine = __shfl_sync(0xffffffffu, quantizer.inverse, (warp + kWarps * lane) % 32);
-        if (!is_q || lane / (32 / kWarps) == i) inverse = mine;
-        if (warp == i) {
-          if (is_q && 32 * i < units) p.q_scale[task.tile * 32 + 32 * i + lane] = quantizer.scale;
-          if (!is_q && lane < kKGroupsPerTile) {
-            p.k_scale[task.tile * kKGroupsPerTile + lane] = quantizer.scale;
-          }
+        shared.absmax[mine] = __float_as_uint(quantizer.inverse);
+        if (is_q && mine < units) p.q_scale[task.tile * 32 + mine] = quantizer.scale;
+        if (!is_q && lane < kKGroupsPerTile) {
+          p.k_scale[task.tile * kKGroupsPerTile + lane] = quantizer.scale;
         }
-        if (!is_q) break;
       }
+      __syncthreads();
+      const unsigned unit = warp + kWarps * lane;
+      inverse = __uint_as_float(shared.absmax[unit % (is_q ? 32 * kTask.q_tiles : 32)]);
     }
   }
 }
