@@ -65,7 +65,7 @@ __device__ __noinline__ void stage_pieces(const View view, bool irregular, i32 s
     const i64 step = view.token * (kThreads * 16 / kDim);
     // A thread's rows are a multiple of kSharers apart.
     unsigned to = stage + Rows<kDim, kThreads, kBulk>::piece_offset(row, piece, pieces);
-    const i32 rows = kThreads * 16 / kDim / size;  // at a time
+    const i32 rows = size == 4 ? kThreads * 4 / kDim : kThreads * 8 / kDim;  // at a time
     i32 left = count - row;
     const auto next = [&] {
       cp_async_16(to, from, exists ? 16 : 0, policy);
