@@ -16,6 +16,7 @@
 // A tile waits for tasks with lower block indices only, which the hardware starts first.
 //
 // Everything is computed in the order and precision of docs/numerics.md: no fused multiply-add.
+#include "ptx/arch/barrier.h"
 #include "ptx/arch/memory.h"
 #include "ptx/tile/groups.h"
 #include "ptx/tile/quantizer.h"
