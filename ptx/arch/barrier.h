@@ -43,6 +43,16 @@ __device__ __forceinline__ void copy_bulk(unsigned to, const void* from, int byt
       : "memory");
 }
 
+// The same with a policy for L2 (policy_of).
+__device__ __forceinline__ void copy_bulk(unsigned to, const void* from, int bytes,
+                                          unsigned barrier, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
 // mbarrier.arrive: one arrival; orders this thread's accesses before it.
 __device__ __forceinline__ void barrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");

@@ -38,6 +38,36 @@ __device__ __forceinline__ float max_nan(float a, float b) {
   return y;
 }
 
+// min.NaN and max.NaN of two fp16 or bf16, half by half: NaN if either is; sm_80.
+template <bool kF16>
+__device__ __forceinline__ unsigned min_nan_x2(unsigned a, unsigned b) {
+  unsigned y;
+  if constexpr (kF16) {
+    asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  } else {
+    asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  }
+  return y;
+}
+template <bool kF16>
+__device__ __forceinline__ unsigned max_nan_x2(unsigned a, unsigned b) {
+  unsigned y;
+  if constexpr (kF16) {
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  } else {
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  }
+  return y;
+}
+
+// prmt.b32: nibble i of `selector` names the byte of b:a that becomes byte i, or, from 8 on, that byte's
+// sign bit eight times.
+__device__ __forceinline__ unsigned permute(unsigned a, unsigned b, unsigned selector) {
+  unsigned y;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(selector));
+  return y;
+}
+
 // cvt.rn.f16x2.f32: lo in the lower half; sm_80.
 __device__ __forceinline__ unsigned pack_f16x2(float lo, float hi) {
   unsigned d;
@@ -57,6 +87,16 @@ __device__ __forceinline__ unsigned pack_e4m3x2(float lo, float hi) {
   unsigned short d;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(d) : "f"(hi), "f"(lo));
   return d;
+}
+
+// Four codes, a in the lowest byte: the second conversion puts its two beside those of the first.
+__device__ __forceinline__ unsigned pack_e4m3x4(float a, float b, float c, float d) {
+  unsigned word;
+  asm("{.reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 h, %4, %3; mov.b32 %0, {l, h};}"
+      : "=r"(word)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return word;
 }
 
 // cvt.rn.f16x2.e4m3x2: the two values as halves, exact; sm_89, PTX 8.1.

@@ -16,6 +16,7 @@
 // A tile waits for tasks with lower block indices only, which the hardware starts first.
 //
 // Everything is computed in the order and precision of docs/numerics.md: no fused multiply-add.
+#include "ptx/arch/barrier.h"
 #include "ptx/arch/grid.h"
 #include "ptx/arch/memory.h"
 #include "ptx/tile/groups.h"
@@ -37,14 +38,16 @@ constexpr int kQBytes = kBq * kRowBytes, kKBytes = kBk * kRowBytes;
 constexpr int kVBytes = kBk * kDv * V_BITS / 8;
 constexpr int kThreads = kPrepareThreads;
 constexpr int kWarps = kThreads / 32;
-using KRows = Rows<kDqk, kThreads>;  // of Q, too
-using VRows = Rows<kDv, kThreads>;
+constexpr bool kBulk = WGMMA != 0;  // tokens are copied in bulk, for it is sm_90
+static_assert(!kBulk || kApart);
+using KRows = Rows<kDqk, kThreads, kBulk>;  // of Q, too
+using VRows = Rows<kDv, kThreads, kBulk>;
 constexpr int kWide = kDqk > kDv ? kDqk : kDv;
 
 // Blocks an SM: as many as registers and shared memory hold where there is plenty of it; where it has
-// 100 KB, two. Wgmma's tiles take a few registers more.
+// 100 KB, two.
 constexpr bool kPlenty = __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900;
-constexpr int kBlocks = kWide > 128 ? 1 : !kPlenty ? 2 : kWide > 64 ? 6 - WGMMA : 7;
+constexpr int kBlocks = kWide > 128 ? 1 : !kPlenty ? 2 : kWide > 64 ? 5 : 7;
 
 // Chunks that are staged at a time, and what a chunk's codes take.
 constexpr int kSlots = kTask.chunks;
@@ -55,9 +58,19 @@ struct alignas(16) Shared {
   float mean[kTask.q_tiles * kWide];    // of each tile
   float inverse[kDv];                   // scales of V
   unsigned v_absmax[kDv];               // as bits
-  unsigned absmax[32 * kTask.q_tiles];  // of the units of a task
+  unsigned absmax[32 * kTask.q_tiles];  // of the units of a task; then their inverse scales
   int last;
+  u64 arrived[kSlots];  // kBulk: barriers of what is staged
 };
+
+// Stage `i` of kSlots: what was staged there the `time`-th time has arrived, as have all threads.
+// kPending: how many stages may still be under way.
+template <int kPending>
+__device__ __forceinline__ void wait_staged(Shared& shared, int i, int time) {
+  cp_async_wait<kPending>();
+  if constexpr (kBulk) barrier_wait(shared_address(&shared.arrived[i]), time & 1);
+  __syncthreads();
+}
 
 // |x| as bits: they order as magnitudes do, infinities and NaN above all.
 __device__ __forceinline__ unsigned magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
@@ -78,6 +91,7 @@ struct Task {
   i32 index;  // of the task among the pair's statistics, or of the (first) tile in its sequence
   i32 head;   // of queries
   i64 row;    // among what each pair of sequence and kv head has one of: means, scales
+  i64 v_row;  // of a tile: which of V's scales and means it takes
   i64 tile;   // in the workspace; of statistics, the pair's first
 
   // Pairs of sequence and kv head: the statistics of the first `lag`; then the tiles of pair 0 and the
@@ -122,14 +136,15 @@ struct Task {
       tile = head * p.heads.q_tiles + sequence.first_q_tile + at;
     }
     index = static_cast<i32>(at);
+    v_row = p.v_group == 0 ? row
+                           : kv_head * p.heads.v_groups + sequence.first_v_group +
+                                 at * kBk / static_cast<unsigned>(p.v_group);
   }
 };
 
-// Which of V's scales and means a token takes: its group's or its sequence's.
-__device__ __forceinline__ i64 v_row(const PrepareParams& p, const Task& task, i32 token) {
-  return p.v_group == 0
-             ? task.row
-             : task.kv_head * p.heads.v_groups + task.sequence.first_v_group + token / p.v_group;
+// Which of V's scales and means a group takes.
+__device__ __forceinline__ i64 v_row(const PrepareParams& p, const Task& task, i32 group) {
+  return task.kv_head * p.heads.v_groups + task.sequence.first_v_group + group;
 }
 
 __device__ __forceinline__ i32* k_counter(const PrepareParams& p, const Task& task) {
@@ -143,15 +158,18 @@ __device__ __forceinline__ unsigned slot(unsigned stage, int i, i32 dtype) {
   return stage + i % kSlots * (kChunkTokens * kWide) * bytes_of(dtype);
 }
 
-// Stages up to `most` tokens from `first` on of K or V of the task's sequence and head.
-template <int kDim>
-__device__ __forceinline__ Rows<kDim, kThreads> stage_keys(const PrepareParams& p, const Task& task,
-                                                           bool is_v, i32 first, i32 most, L2 evict,
-                                                           unsigned to) {
+// Stages up to `most` tokens from `first` on of K or V of the task's sequence and head in slot `i`.
+template <L2 kEvict, int kDim>
+__device__ __forceinline__ Rows<kDim, kThreads, kBulk> stage_keys(const PrepareParams& p,
+                                                                  const Task& task, Shared& shared,
+                                                                  bool is_v, i32 first, i32 most,
+                                                                  unsigned stage, int i) {
   const i32 count = min(most, task.sequence.kv_len - first);
-  stage_rows<kDim, kThreads>(is_v ? p.v : p.k,
-                             (p.irregular & (is_v ? kIrregularV : kIrregularK)) != 0, task.batch,
-                             task.sequence.kv_start + first, task.kv_head, count, evict, to);
+  const unsigned to = slot(stage, i, p.k.dtype);
+  stage_rows<kEvict, kDim, kThreads, kBulk>(
+      is_v ? p.v : p.k, (p.irregular & (is_v ? kIrregularV : kIrregularK)) != 0, task.batch,
+      task.sequence.kv_start + first, task.kv_head, count, to,
+      shared_address(&shared.arrived[i % kSlots]));
   return {to, count, p.k.dtype};
 }
 
@@ -219,8 +237,8 @@ __device__ __forceinline__ void fold_statistics(const PrepareParams& p, const Ta
 // Chunks of K and of V by turns; while one is added up, the next arrives.
 __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Task& task,
                                                 Shared& shared, unsigned stage) {
-  using K = Columns<kDqk, kThreads>;
-  using V = Columns<kDv, kThreads>;
+  using K = Columns<kDqk, kThreads, kBulk>;
+  using V = Columns<kDv, kThreads, kBulk>;
   const i32 lane = task.index % kStatsTasks;
   const i32 chunks = (task.sequence.kv_len + kChunkTokens - 1) / kChunkTokens;
   if (lane >= chunks) return;
@@ -233,62 +251,53 @@ __device__ __forceinline__ void take_statistics(const PrepareParams& p, const Ta
   const auto chunk_of = [&](i32 step) { return lane + (step >> both) * kStatsTasks; };
   const auto start = [&](i32 step) {
     const i32 first = chunk_of(step) * kChunkTokens;
-    const unsigned to = slot(stage, step, p.k.dtype);
     if (step >= steps) {
       cp_async_commit();
     } else if (kDqk == kDv || !is_v(step)) {
-      stage_keys<kDqk>(p, task, is_v(step), first, kChunkTokens, L2::kLast, to);
+      stage_keys<L2::kLast, kDqk>(p, task, shared, is_v(step), first, kChunkTokens, stage, step);
     } else {
-      stage_keys<kDv>(p, task, true, first, kChunkTokens, L2::kLast, to);
+      stage_keys<L2::kLast, kDv>(p, task, shared, true, first, kChunkTokens, stage, step);
     }
   };
-  const float2 zero = make_float2(0.0f, 0.0f),
-               none = make_float2(__int_as_float(0xff800000), __int_as_float(0xff800000));
-  float2 k_sum = zero, v_sum = zero, most = none, least = none;
+  const auto zero = V::Kept::all(0.0f), none = V::Kept::all(__int_as_float(0xff800000));
+  auto k_sum = K::Kept::all(0.0f);
+  auto v_sum = zero, most = none, least = none;
 #pragma unroll 1
   for (i32 step = -kSlots; step < steps; start(step + kSlots), ++step) {
     if (step < 0) continue;
     const unsigned from = slot(stage, step, p.k.dtype);
     const i32 chunk = chunk_of(step);
     const i32 count = min(kChunkTokens, task.sequence.kv_len - chunk * kChunkTokens);
-    cp_async_wait<kSlots - 1>();
-    __syncthreads();
-    float2 sum;
-    if (kDqk == kDv || !is_v(step)) {
-      sum = K::chunk_sums({from, count, p.k.dtype}, 0, is_v(step), most, least);
-    } else {
-      sum = V::chunk_sums({from, count, p.k.dtype}, 0, true, most, least);
-    }
+    wait_staged<kSlots - 1>(shared, step % kSlots, step / kSlots);
     const bool v = is_v(step);
     if (v) {
-      v_sum = v_sum + sum;
+      v_sum = v_sum + V::chunk_sums<true>({from, count, p.k.dtype}, 0, most, least);
     } else {
-      k_sum = k_sum + sum;
+      K::Kept unused;
+      k_sum = k_sum + K::chunk_sums<false>({from, count, p.k.dtype}, 0, unused, unused);
     }
     // Of a group each chunk leaves its sums, of a sequence each task.
     const bool grouped = kApart && v && p.v_group != 0;
     if (grouped || step + (1 << both) >= steps) {
       float* const to = partial_of(p, task, v, grouped ? chunk : lane);
       if (!v) {
-        if (K::sharer() == 0) *reinterpret_cast<float2*>(to + K::channel()) = k_sum;
+        *reinterpret_cast<K::Kept*>(to + K::kept()) = k_sum;
       } else {
-        const auto larger = [](float2 a, float2 b) { return max_nan(a, b); };
-        most = V::across(most, larger);
-        least = V::across(least, larger);
-        if (V::sharer() == 0) {
-          *reinterpret_cast<float2*>(to + V::channel()) = v_sum;
-          *reinterpret_cast<float2*>(to + kDv + V::channel()) = most;
-          *reinterpret_cast<float2*>(to + 2 * kDv + V::channel()) = least;
-        }
+        *reinterpret_cast<V::Kept*>(to + V::kept()) = v_sum;
+        *reinterpret_cast<V::Kept*>(to + kDv + V::kept()) = most;
+        *reinterpret_cast<V::Kept*>(to + 2 * kDv + V::kept()) = least;
         v_sum = zero;
         most = least = none;
       }
       // The last to arrive folds.
-      const i32 first = grouped ? chunk * kChunkTokens / p.v_group * p.v_group : 0;
+      const i32 group =
+          grouped ? static_cast<unsigned>(chunk * kChunkTokens) / static_cast<unsigned>(p.v_group)
+                  : 0;
+      const i32 first = group * p.v_group;
       const i32 left = task.sequence.kv_len - first, tokens = grouped ? min(p.v_group, left) : left;
       const i32 parts = (tokens + kChunkTokens - 1) / kChunkTokens;
       const i32 arriving = grouped ? parts : min(parts, kStatsTasks);
-      const i64 row = v ? v_row(p, task, first) : task.row;
+      const i64 row = grouped ? v_row(p, task, group) : task.row;
       i32* const counter = v ? v_counter(p, row) : k_counter(p, task);
       __syncthreads();
       if (threadIdx.x == 0) shared.last = add_acq_rel(counter, 1) == arriving - 1;
@@ -313,17 +322,16 @@ __device__ __forceinline__ void wait_folded(const i32* counter) {
 
 // Means of the channels of a tile of one or two chunks.
 template <int kDim>
-__device__ __noinline__ void tile_mean(Rows<kDim, kThreads> rows, float* mean) {
-  using Tile = Columns<kDim, kThreads>;
-  float2 unused = make_float2(0.0f, 0.0f);
-  float2 sum = make_float2(0.0f, 0.0f);
+__device__ __noinline__ void tile_mean(Rows<kDim, kThreads, kBulk> rows, float* mean) {
+  using Tile = Columns<kDim, kThreads, kBulk>;
+  typename Tile::Kept sum = Tile::Kept::all(0.0f), unused;
 #pragma unroll 1
   for (i32 first = 0; first < rows.count; first += kChunkTokens) {
-    sum = sum + Tile::chunk_sums(rows, first, false, unused, unused);
+    sum = sum + Tile::template chunk_sums<false>(rows, first, unused, unused);
   }
-  if (Tile::sharer() == 0) {
-    const auto count = static_cast<float>(rows.count);
-    *reinterpret_cast<float2*>(mean + Tile::channel()) = make_float2(sum.x / count, sum.y / count);
+#pragma unroll
+  for (int c = 0; c < Tile::kKept; ++c) {
+    mean[Tile::kept() + c] = sum.x[c] / static_cast<float>(rows.count);
   }
   __syncthreads();
 }
@@ -374,33 +382,40 @@ __device__ __forceinline__ void hadamard(float (&x)[8], int first, i32 n, float 
   for (int c = 0; c < 8; ++c) x[c] *= norm;  // channels from n on are 0
 }
 
+// Where the codes of eight channels of a row stand in a tile.
+__device__ __forceinline__ unsigned code_offset(unsigned row, unsigned first) {
+  constexpr int kInPiece = 128 / QK_BITS;  // codes
+  return swizzled(static_cast<i32>(row), static_cast<i32>(first / kInPiece), kRowBytes) +
+         first % kInPiece * QK_BITS / 8;
+}
+
 // Codes of eight channels of a row; the whole group's inverse scale. Half to even, by adding 1.5 * 2^23,
 // which leaves the integer in the low bits. No clamp: |x| is at most the group's absmax, so the product
 // is at most qk_max_code, but for an ulp.
-__device__ __forceinline__ void store_piece(const float (&x)[8], float inverse, i32 bf16, int row,
-                                            int first, unsigned char* tile) {
+__device__ __forceinline__ void store_piece(const float (&x)[8], float inverse, i32 bf16,
+                                            unsigned char* to) {
   if constexpr (QK_BITS == 16) {
     unsigned words[4];
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       words[w] = bf16 ? pack_bf16x2(x[2 * w], x[2 * w + 1]) : pack_f16x2(x[2 * w], x[2 * w + 1]);
     }
-    store(tile + swizzled(row, first / 8, kRowBytes),
-          make_uint4(words[0], words[1], words[2], words[3]));
+    store(to, make_uint4(words[0], words[1], words[2], words[3]));
   } else {
-    const unsigned mask = inverse == 0.0f ? 0u : ~0u;  // the group is NaN or as good as 0
+    const bool none = inverse == 0.0f;  // the group is NaN or as good as 0
     unsigned code[8];
 #pragma unroll
     for (int c = 0; c < 8; ++c) code[c] = __float_as_uint(x[c] * inverse + 12582912.0f);
     if constexpr (QK_BITS == 8) {
+      // The lowest bytes of two; for none their sign bits, which even of NaN are 0.
+      const unsigned lowest = none ? 0xbbbbu : 0x0040u;
       unsigned words[2];
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
-        words[w] = __byte_perm(__byte_perm(code[4 * w], code[4 * w + 1], 0x0040),
-                               __byte_perm(code[4 * w + 2], code[4 * w + 3], 0x0040), 0x5410);
+        words[w] = permute(permute(code[4 * w], code[4 * w + 1], lowest),
+                           permute(code[4 * w + 2], code[4 * w + 3], lowest), 0x5410);
       }
-      store(tile + swizzled(row, first / 16, kRowBytes) + first % 16,
-            make_uint2(words[0] & mask, words[1] & mask));
+      store(to, make_uint2(words[0], words[1]));
     } else {
       // One sum of shifted codes, less what the 1.5 * 2^23 add up to. With 8 in each code none borrows
       // from the next; flipping bit 3 of it leaves two's complement.
@@ -408,8 +423,7 @@ __device__ __forceinline__ void store_piece(const float (&x)[8], float inverse, 
 #pragma unroll
       for (int c = 7; c >= 0; --c) word = (word << 4) + code[c];
       constexpr unsigned kSum = 0x4b400000u * 0x11111111u, kEights = 0x88888888u;
-      store(tile + swizzled(row, first / 32, kRowBytes) + first % 32 / 2,
-            ((word - kSum + kEights) ^ kEights) & mask);
+      store(to, none ? 0u : (word - kSum + kEights) ^ kEights);
     }
   }
 }
@@ -434,14 +448,15 @@ __device__ __forceinline__ unsigned max_of_lanes(unsigned x) {
 // sm_scale q . k_mean of each query of a task, to where its LSE will stand.
 __device__ __forceinline__ void bias_lse(const PrepareParams& p, const Task& task,
                                          const KRows& rows) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int first = thread % kPieces * 8;
+  const unsigned thread = threadIdx.x;
+  const int first = static_cast<int>(thread % kPieces * 8);
   const i64 at = task.batch * p.lse_batch + task.head * p.lse_head +
                  (task.sequence.q_start + task.index * kBq) * p.lse_token;
   float mean[8];
   load_8(p.k_mean + task.row * kDqk + first, mean);
 #pragma unroll 1
-  for (int row = thread / kPieces; row < kTask.q_tiles * kBq; row += kThreads / kPieces) {
+  for (int row = static_cast<int>(thread / kPieces); row < kTask.q_tiles * kBq;
+       row += kThreads / kPieces) {
     float x[1][8], dot = 0.0f;
     load_8(rows.dtype, {rows.at(row, first)}, x);
 #pragma unroll
@@ -456,62 +471,194 @@ __device__ __forceinline__ void bias_lse(const PrepareParams& p, const Task& tas
   }
 }
 
-// A warp takes units of kUnitRows rows of one group, eight channels a thread; twice: for the absmax of
-// the group, and for codes. The mean is null or 16-byte aligned.
-__device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task& task,
-                                              const KRows& rows, const float* mean_from,
-                                              Shared& shared) {
-  constexpr int kUnitRows = kRowsPerWarp / 8;  // a unit of Q is a group
-  constexpr int kUnitLanes = kUnitRows < kWarpRows ? kUnitRows * kPieces : 32;
-  constexpr int kUnitLoads = kUnitRows < kWarpRows ? 1 : kUnitRows / kWarpRows;
-  constexpr int kTurnRows = kDqk > 128 ? 2 : 4;  // of a warp
-  constexpr int kTurnUnits = kTurnRows / kUnitRows, kLoads = kTurnRows / kWarpRows;
+// How a warp shares rows of Q or K: it takes units of kUnitRows rows of one group, eight channels a
+// thread. Unit warp + 4 n has every eighth row of Q, or pairs of rows of K. In a turn a warp takes the
+// units of kTurnUnits successive n, an even number or one; the thread's rows are begin(turn) + row[].
+struct Share {
+  static constexpr int kUnitRows = kRowsPerWarp / 8;  // a unit of Q is a group
+  static constexpr int kUnitLanes = kUnitRows < kWarpRows ? kUnitRows * kPieces : 32;
+  static constexpr int kUnitLoads = kUnitRows < kWarpRows ? 1 : kUnitRows / kWarpRows;
+  static constexpr int kTurnRows = kDqk > 128 ? 2 : 4;  // of a warp
+  static constexpr int kTurnUnits = kTurnRows / kUnitRows, kLoads = kTurnRows / kWarpRows;
+  static constexpr int kTurns = 32 / (kWarps * kTurnUnits);  // for 32 units
   static_assert(kLoads % kUnitLoads == 0 && kBq / kUnitRows == 32 &&
                 kBk / kUnitRows <= 32 * kTask.q_tiles);
   static_assert(kWarps == kKGroupsPerTile);
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int first = lane % kPieces * 8;
-  const bool is_q = task.kind == Task::kQueries;
-  const int units = is_q ? (rows.count + kBq - 1) / kBq * 32 : kBk / kUnitRows;
-  constexpr int kTurns = 32 / (kWarps * kTurnUnits);  // for 32 units
+
+  // Unsigned, so that divisions are shifts.
+  unsigned lane, warp, first;  // first: channel
+  bool is_q;
+  unsigned units, turns;
+  unsigned row[kLoads];
+  unsigned from[kLoads];
+
+  __device__ __forceinline__ Share(const Task& task, const KRows& rows)
+      : lane(threadIdx.x % 32),
+        warp(threadIdx.x / 32),
+        first(lane % kPieces * 8),
+        is_q(task.kind == Task::kQueries),
+        units(is_q ? static_cast<unsigned>(rows.count + kBq - 1) / kBq * 32 : kBk / kUnitRows),
+        turns(units / (kWarps * kTurnUnits)) {
+#pragma unroll
+    for (int load = 0; load < kLoads; ++load) {
+      const unsigned in_turn = load * kWarpRows + lane / kPieces;
+      const unsigned n = in_turn / kUnitRows, i = in_turn % kUnitRows;
+      row[load] = unit_begin(n) + (is_q ? warp + 8 * i : warp * 2 + i / 2 * 8 + i % 2);
+      from[load] = rows.at(row[load], first);
+    }
+  }
+  __device__ __forceinline__ unsigned unit_begin(unsigned n) const {
+    return is_q ? n / 2 * kRowsPerWarp + n % 2 * 4 : n * (4 * kUnitRows);
+  }
+  __device__ __forceinline__ unsigned begin(unsigned turn) const {
+    return kTurnUnits % 2 == 0 ? turn * (kTurnUnits * 4 * kUnitRows)
+                               : unit_begin(turn * kTurnUnits);
+  }
+  __device__ __forceinline__ unsigned unit(unsigned turn, unsigned load) const {  // n
+    return turn * kTurnUnits + load / kUnitLoads * (32 / kUnitLanes) + lane / kUnitLanes;
+  }
+  __device__ __forceinline__ unsigned code_at(unsigned turn, unsigned load) const {
+    return kTurnUnits % 2 == 0 ? code_offset(row[load], first) + begin(turn) * kRowBytes
+                               : code_offset(begin(turn) + row[load], first);
+  }
+};
+
+// The absmax of units of whole tiles of 16-bit tokens, two channels at once. Q as it is; of K a warp's
+// units share a scale, and subtraction rounds monotonically, so that the extremes of K give those of K
+// less its mean.
+template <bool kF16>
+__device__ __forceinline__ void measure(const Share& share, const float (&mean)[8],
+                                        Shared& shared) {
+  constexpr int kPitch = kDqk * 2;
+  const auto words_of = [&](unsigned turn, int load, unsigned(&words)[4]) {
+    const uint4 four = *shared_pointer<const uint4>(share.from[load] + share.begin(turn) * kPitch);
+    words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+  };
+  if (share.is_q) {
+#pragma unroll 1
+    for (unsigned turn = 0; turn < share.turns; ++turn) {
+#pragma unroll
+      for (int head = 0; head < Share::kLoads; head += Share::kUnitLoads) {
+        unsigned most = 0;
+#pragma unroll
+        for (int load = head; load < head + Share::kUnitLoads; ++load) {
+          unsigned words[4];
+          words_of(turn, load, words);
+#pragma unroll
+          for (int w = 0; w < 4; ++w) most = max_nan_x2<kF16>(most, words[w] & 0x7fff7fffu);
+        }
+        most = max_nan_x2<kF16>(most, permute(most, most, 0x1032));  // both halves alike
+        most = max_of_lanes<Share::kUnitLanes>(most);
+        if (share.lane % Share::kUnitLanes == 0) {
+          shared.absmax[share.warp + kWarps * share.unit(turn, head)] =
+              magnitude(widen(most, kF16).y);
+        }
+      }
+    }
+  } else {
+    unsigned high[4], low[4];
+    words_of(0, 0, high);
+    words_of(0, 0, low);
+#pragma unroll 2
+    for (unsigned turn = 0; turn < share.turns; ++turn) {
+#pragma unroll
+      for (int load = 0; load < Share::kLoads; ++load) {
+        unsigned words[4];
+        words_of(turn, load, words);
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          high[w] = max_nan_x2<kF16>(high[w], words[w]);
+          low[w] = min_nan_x2<kF16>(low[w], words[w]);
+        }
+      }
+    }
+    unsigned most = 0;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const float2 a = widen(high[w], kF16), b = widen(low[w], kF16);
+      const float m = mean[2 * w], n = mean[2 * w + 1];
+      most = max(most, max(max(magnitude(a.x - m), magnitude(b.x - m)),
+                           max(magnitude(a.y - n), magnitude(b.y - n))));
+    }
+    most = max_of_lanes<32>(most);
+    if (share.lane < share.units / kWarps) shared.absmax[share.warp + kWarps * share.lane] = most;
+  }
+}
+
+// The codes of whole tiles of 16-bit tokens, whose means are `mean`, or with kMean unset nothing.
+// inverse: of unit n = `lane` of the warp.
+template <bool kF16, bool kMean>
+__device__ __forceinline__ void encode(const Share& share, const float (&mean)[8], float inverse,
+                                       unsigned char* codes) {
+  constexpr int kPitch = kDqk * 2;
+  if (kMean) inverse = __shfl_sync(0xffffffffu, inverse, 0);  // K: a warp's units share it
+#pragma unroll 1
+  for (unsigned two = 0; two < share.turns; two += 2) {
+#pragma unroll
+    for (unsigned i = 0; i < 2; ++i) {
+      const unsigned turn = two + i;
+#pragma unroll
+      for (int load = 0; load < Share::kLoads; ++load) {
+        float x[8];
+        load_8<kF16>(share.from[load] + share.begin(turn) * kPitch, x);
+        if (kMean) subtract(x, mean);
+        const float unit_inverse =
+            kMean ? inverse : __shfl_sync(0xffffffffu, inverse, share.unit(turn, load));
+        store_piece(x, unit_inverse, 0, codes + share.code_at(turn, load));
+      }
+    }
+  }
+}
+
+// Twice: for the absmax of groups, and for codes. The mean is null or 16-byte aligned.
+__device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task& task,
+                                              const KRows& rows, const float* mean_from,
+                                              Shared& shared) {
+  const Share share(task, rows);
+  constexpr int kLoads = Share::kLoads, kUnitLoads = Share::kUnitLoads;
+  const unsigned lane = share.lane, warp = share.warp, first = share.first, units = share.units;
+  const bool is_q = share.is_q;
   // Two tiles of queries are like one: their rows and groups follow one another.
   unsigned char* const codes =
       is_q ? p.q_codes + task.tile * kQBytes : p.k_codes + task.tile * kKBytes;
-  // Unit warp + 4 n has every eighth row of Q, or pairs of rows of K. In a turn a warp takes the units of
-  // kTurnUnits successive n, an even number or one; the thread's rows are begin(turn) + row[].
-  const auto unit_begin = [&](int n) {
-    return is_q ? n / 2 * kRowsPerWarp + n % 2 * 4 : n * (4 * kUnitRows);
-  };
-  const auto begin = [&](int turn) { return unit_begin(turn * kTurnUnits); };
-  const auto unit = [&](int turn, int load) {  // n
-    return turn * kTurnUnits + load / kUnitLoads * (32 / kUnitLanes) + lane / kUnitLanes;
-  };
-  int row[kLoads];
-  unsigned from[kLoads];
-#pragma unroll
-  for (int load = 0; load < kLoads; ++load) {
-    const int in_turn = load * kWarpRows + lane / kPieces;
-    const int n = in_turn / kUnitRows, i = in_turn % kUnitRows;
-    row[load] = unit_begin(n) + (is_q ? warp + 8 * i : warp * 2 + i / 2 * 8 + i % 2);
-    from[load] = rows.at(row[load], first);
-  }
   const bool partial = rows.count < (is_q ? kTask.q_tiles * kBq : kBk);
-  const i32 pitch = rows.pitch();
+  // What is common is done by code for nothing else.
+  const bool plain = QK_BITS != 16 && rows.dtype != 3 && !partial && p.hadamard_dim == 0 &&
+                     (!is_q || mean_from == nullptr);
+  const unsigned pitch = rows.pitch();
   float mean[8] = {};
   if (mean_from != nullptr) load_8(mean_from + first, mean);
   float inverse = 1.0f;  // of unit n = `lane` of the warp
 
 #pragma unroll 1
   for (int pass = QK_BITS == 16 ? 1 : 0; pass < 2; ++pass) {
+    if (plain && pass == 0) {
+      if (rows.dtype == 1) {
+        measure<true>(share, mean, shared);
+      } else {
+        measure<false>(share, mean, shared);
+      }
+    } else if (plain) {
+      if (rows.dtype == 1 && mean_from != nullptr) {
+        encode<true, true>(share, mean, inverse, codes);
+      } else if (rows.dtype == 1) {
+        encode<true, false>(share, mean, inverse, codes);
+      } else if (mean_from != nullptr) {
+        encode<false, true>(share, mean, inverse, codes);
+      } else {
+        encode<false, false>(share, mean, inverse, codes);
+      }
+    }
 #pragma unroll 1
-    for (int turn = 0; turn < units / (kWarps * kTurnUnits); ++turn) {
+    for (unsigned turn = plain ? share.turns : 0; turn < share.turns; ++turn) {
+      const unsigned begin = share.begin(turn);
       float x[kLoads][8];
       unsigned at[kLoads];
 #pragma unroll
-      for (int load = 0; load < kLoads; ++load) at[load] = from[load] + begin(turn) * pitch;
+      for (int load = 0; load < kLoads; ++load) at[load] = share.from[load] + begin * pitch;
       load_8(rows.dtype, at, x);
-      if (kTask.q_tiles > 1 && p.smooth_q && is_q && turn % kTurns == 0) {
-        load_8(mean_from + turn / kTurns * kDqk + first, mean);
+      if (kTask.q_tiles > 1 && p.smooth_q && is_q && turn % Share::kTurns == 0) {
+        load_8(mean_from + turn / Share::kTurns * kDqk + first, mean);
       }
       if (mean_from != nullptr) {
 #pragma unroll
@@ -520,11 +667,12 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
       if (partial || p.hadamard_dim != 0) {
 #pragma unroll
         for (int load = 0; load < kLoads; ++load) {
-          if (begin(turn) + row[load] >= rows.count) {
+          if (static_cast<i32>(begin + share.row[load]) >= rows.count) {
 #pragma unroll
             for (int c = 0; c < 8; ++c) x[load][c] = 0.0f;
           }
-          if (p.hadamard_dim != 0) hadamard(x[load], first, p.hadamard_dim, p.hadamard_norm);
+          if (p.hadamard_dim != 0)
+            hadamard(x[load], static_cast<int>(first), p.hadamard_dim, p.hadamard_norm);
         }
       }
       if (pass == 0) {
@@ -536,41 +684,44 @@ __device__ __forceinline__ void quantize_rows(const PrepareParams& p, const Task
 #pragma unroll
             for (int c = 0; c < 8; ++c) absmax = max_nan(absmax, fabsf(x[load][c]));
           }
-          const unsigned bits = max_of_lanes<kUnitLanes>(__float_as_uint(absmax));
-          if (lane % kUnitLanes == 0) shared.absmax[warp + kWarps * unit(turn, head)] = bits;
+          const unsigned bits = max_of_lanes<Share::kUnitLanes>(__float_as_uint(absmax));
+          if (lane % Share::kUnitLanes == 0) {
+            shared.absmax[warp + kWarps * share.unit(turn, head)] = bits;
+          }
         }
       } else {
 #pragma unroll
         for (int load = 0; load < kLoads; ++load) {
-          const float unit_inverse = __shfl_sync(0xffffffffu, inverse, unit(turn, load));
-          store_piece(x[load], unit_inverse, p.product_bf16, begin(turn) + row[load], first, codes);
+          const float unit_inverse = __shfl_sync(0xffffffffu, inverse, share.unit(turn, load));
+          store_piece(x[load], unit_inverse, p.product_bf16, codes + share.code_at(turn, load));
         }
       }
     }
     if (pass == 0) {
-      // Every warp finds the inverse scales of all units, 32 at a time, and keeps its own. Units whose
-      // numbers agree in the bits of `share` share a scale.
+      // A warp finds the scales of 32 units, one a lane. Units whose numbers agree in the bits of `common`
+      // share a scale.
       __syncthreads();
       const int granularity = p.granularity == 1 ? 31 : p.granularity == 2 ? 24 : 0;
-      const int share = is_q ? granularity : granularity & (kKGroupsPerTile - 1);
-#pragma unroll
-      for (int i = 0; i < kTask.q_tiles; ++i) {
-        unsigned bits = 32 * i + lane < units ? shared.absmax[32 * i + lane] : 0u;
+      const int common = is_q ? granularity : granularity & (kKGroupsPerTile - 1);
+      if (warp < (is_q ? kTask.q_tiles : 1)) {
+        const unsigned mine = 32 * warp + lane;
+        unsigned bits = mine < units ? shared.absmax[mine] : 0u;
         // Of K, units 32 apart share a scale, too.
-        if (kTask.q_tiles > 1 && !is_q) bits = max(bits, shared.absmax[lane + 32 - 32 * i]);
-#pragma unroll 1
+        if (kTask.q_tiles > 1 && !is_q) bits = max(bits, shared.absmax[lane + 32]);
+#pragma unroll
         for (int bit = 1; bit < 32; bit *= 2) {
-          if ((share & bit) == 0) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, bit));
+          if ((common & bit) == 0) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, bit));
         }
         const Quantizer quantizer = make_quantizer(absmax_of(bits), p.qk_max_code);
-        const float mine = __shfl_sync(0xffffffffu, quantizer.inverse, (warp + kWarps * lane) % 32);
-        if (lane / (32 / kWarps) == i) inverse = mine;
-        if (warp != i) continue;
-        if (is_q && 32 * i < units) p.q_scale[task.tile * 32 + 32 * i + lane] = quantizer.scale;
-        if (!is_q && i == 0 && lane < kKGroupsPerTile) {
+        shared.absmax[mine] = __float_as_uint(quantizer.inverse);
+        if (is_q && mine < units) p.q_scale[task.tile * 32 + mine] = quantizer.scale;
+        if (!is_q && lane < kKGroupsPerTile) {
           p.k_scale[task.tile * kKGroupsPerTile + lane] = quantizer.scale;
         }
       }
+      __syncthreads();
+      const unsigned unit = warp + kWarps * lane;
+      inverse = __uint_as_float(shared.absmax[unit % (is_q ? 32 * kTask.q_tiles : 32)]);
     }
   }
 }
@@ -626,18 +777,38 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
 }
 
 #else
+// Codes of eight channels of the 16-bit tokens that take four slots.
+template <bool kF16>
+__device__ __forceinline__ void encode_tokens(const VRows& rows, int first_token, int first,
+                                              const float (&mean)[8], const float (&inverse)[8],
+                                              unsigned (&word)[8]) {
+  // Tokens eight apart change places alike.
+  const unsigned from[2] = {VRows::at_16(rows.stage, first_token, first),
+                            VRows::at_16(rows.stage, first_token + 1, first)};
+  float x[4][8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    load_8<kF16>(from[i % 2] + i / 2 * (8 * kDv * 2), x[i]);
+    subtract(x[i], mean);
+#pragma unroll
+    for (int c = 0; c < 8; ++c) x[i][c] *= inverse[c];
+  }
+#pragma unroll
+  for (int c = 0; c < 8; ++c) word[c] = pack_e4m3x4(x[0][c], x[1][c], x[2][c], x[3][c]);
+}
+
 // A tile in E4M3, turned round: a thread takes eight channels of the four tokens that stand side by side.
 __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task, const VRows& rows,
                                         Shared& shared) {
   constexpr int kColumns = kDv / 64;               // warps side by side, 64 channels each
   constexpr int kTokens = kWarps / kColumns * 16;  // at a time; v_token_slot keeps to 32
   constexpr int kPiecesEach = kBk / 16;            // of a channel
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  const int first = (warp % kColumns * 8 + lane % 8) * 8;
-  const int quad = warp / kColumns * 4 + lane / 8;  // slots 4 quad .. 4 quad + 3
+  const unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int first = static_cast<int>((warp % kColumns * 8 + lane % 8) * 8);
+  const int quad = static_cast<int>(warp / kColumns * 4 + lane / 8);  // slots 4 quad .. 4 quad + 3
   // Whether the tile is a group, so that scale and mean are found here.
   const bool grouped = !kApart && p.v_group != 0;
-  const i64 stats = v_row(p, task, task.index * kBk) * kDv;
+  const i64 stats = task.v_row * kDv;
   if (grouped && p.v_smooth) tile_mean<kDv>(rows, shared.mean);
   if (thread < kDv) {
     if (!grouped) {
@@ -655,37 +826,50 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
   const auto at = [&](i32 token, int c) {
     return rows.stage + token * rows.pitch() + c * kTokens + c / 8 * 16;
   };
+  const int quad_token = token_of_v_slot(quad * 4);
+  const bool partial = rows.count < kBk;
   unsigned word[8] = {};  // of each channel: the absmax, then four codes
 #pragma unroll 1
   for (int pass = grouped ? 0 : 1; pass < 2; ++pass) {
     float mean[8], inverse[8];
     load_8(shared.mean + first, mean);
     load_8(shared.inverse + first, inverse);
+    unsigned masks[8];  // of channels that are NaN or as good as 0
+#pragma unroll
+    for (int c = 0; c < 8; ++c) masks[c] = inverse[c] == 0.0f ? 0u : ~0u;
 #pragma unroll 1
     for (int token = 0; token < kBk; token += kTokens) {
-#pragma unroll 1
-      for (int i = 0; i < 4; i += 2) {
-        const int row = token + token_of_v_slot(quad * 4 + i);
-        float x[2][8];
-        load_8(rows.dtype, {rows.at(row, first), rows.at(row + 1, first)}, x);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          subtract(x[j], mean);
-          if (row + j >= rows.count) {
-#pragma unroll
-            for (int c = 0; c < 8; ++c) x[j][c] = 0.0f;
-          }
-        }
-        if (pass == 0) {
-#pragma unroll
-          for (int c = 0; c < 8; ++c) {
-            word[c] = max(word[c], max(magnitude(x[0][c]), magnitude(x[1][c])));
-          }
+      if (pass == 1 && !partial && rows.dtype != 3) {
+        if (rows.dtype == 1) {
+          encode_tokens<true>(rows, token + quad_token, first, mean, inverse, word);
         } else {
+          encode_tokens<false>(rows, token + quad_token, first, mean, inverse, word);
+        }
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < 4; i += 2) {
+          const int row = token + token_of_v_slot(quad * 4 + i);
+          float x[2][8];
+          load_8(rows.dtype, {rows.at(row, first), rows.at(row + 1, first)}, x);
 #pragma unroll
-          for (int c = 0; c < 8; ++c) {
-            const unsigned pair = pack_e4m3x2(x[0][c] * inverse[c], x[1][c] * inverse[c]);
-            word[c] = __byte_perm(word[c], pair, 0x5432);
+          for (int j = 0; j < 2; ++j) {
+            subtract(x[j], mean);
+            if (row + j >= rows.count) {
+#pragma unroll
+              for (int c = 0; c < 8; ++c) x[j][c] = 0.0f;
+            }
+          }
+          if (pass == 0) {
+#pragma unroll
+            for (int c = 0; c < 8; ++c) {
+              word[c] = max(word[c], max(magnitude(x[0][c]), magnitude(x[1][c])));
+            }
+          } else {
+#pragma unroll
+            for (int c = 0; c < 8; ++c) {
+              const unsigned pair = pack_e4m3x2(x[0][c] * inverse[c], x[1][c] * inverse[c]);
+              word[c] = __byte_perm(word[c], pair, 0x5432);
+            }
           }
         }
       }
@@ -693,8 +877,7 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
       __syncthreads();
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
-        *shared_pointer<unsigned>(at(token, first + c) + quad * 4) =
-            inverse[c] == 0.0f ? 0u : word[c];
+        *shared_pointer<unsigned>(at(token, first + c) + quad * 4) = word[c] & masks[c];
       }
     }
     if (pass == 1) break;
@@ -714,11 +897,17 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
     __syncthreads();
   }
   __syncthreads();
-  for (int i = thread; i < kDv * kPiecesEach; i += kThreads) {
-    const int c = i / kPiecesEach, piece = i % kPiecesEach;
-    const i32 token = piece * 16 / kTokens * kTokens;
-    store(p.v_codes + task.tile * kVBytes + swizzled(c, piece, kBk),
-          *shared_pointer<const uint4>(at(token, c) + piece * 16 % kTokens));
+  // A thread's pieces are kStep channels apart, which change places alike.
+  constexpr int kStep = kThreads / kPiecesEach;
+  static_assert(kStep % 8 == 0);
+  const int c = static_cast<int>(thread / kPiecesEach),
+            piece = static_cast<int>(thread % kPiecesEach);
+  const unsigned from = at(piece * 16 / kTokens * kTokens, c) + piece * 16 % kTokens;
+  unsigned char* const to = p.v_codes + task.tile * kVBytes + swizzled(c, piece, kBk);
+#pragma unroll
+  for (int i = 0; i < kDv / kStep; ++i) {
+    store(to + i * (kStep * kBk),
+          *shared_pointer<const uint4>(from + i * (kStep * kTokens + kStep / 8 * 16)));
   }
 }
 #endif
@@ -729,10 +918,9 @@ __device__ __forceinline__ void write_v(const PrepareParams& p, const Task& task
 __device__ __forceinline__ void finish_v(const PrepareParams& p, const Task& task,
                                          const VRows& rows, Shared& shared) {
   if (QK_BITS != 16 && (kApart || p.v_group == 0)) {
-    wait_folded(v_counter(p, v_row(p, task, task.index * kBk)));
+    wait_folded(v_counter(p, task.v_row));
   }
-  cp_async_wait<0>();
-  __syncthreads();
+  wait_staged<0>(shared, 0, 0);
   write_v(p, task, rows, shared);
 }
 
@@ -745,11 +933,11 @@ __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& t
                         (is_q ? task.sequence.qo_len : task.sequence.kv_len) - begin);
   if (count <= 0 || task.sequence.kv_len <= 0) return;
   VRows v_rows;
-  const auto stage_v = [&](unsigned to) {
-    v_rows = stage_keys<kDv>(p, task, true, begin, kBk, L2::kFirst, to);
+  const auto stage_v = [&](int i) {
+    v_rows = stage_keys<L2::kFirst, kDv>(p, task, shared, true, begin, kBk, stage, i);
   };
   if (kApart && task.kind == Task::kValues) {
-    stage_v(stage);
+    stage_v(0);
     finish_v(p, task, v_rows, shared);
     return;
   }
@@ -757,11 +945,11 @@ __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& t
   const float* mean = nullptr;
   if (is_q) {
     rows = {stage, count, p.q.dtype};
-    stage_rows<kDqk, kThreads>(p.q, (p.irregular & kIrregularQ) != 0, task.batch,
-                               task.sequence.q_start + begin, task.head, count, L2::kFirst, stage);
+    stage_rows<L2::kFirst, kDqk, kThreads, kBulk>(p.q, (p.irregular & kIrregularQ) != 0, task.batch,
+                                                  task.sequence.q_start + begin, task.head, count,
+                                                  stage, shared_address(&shared.arrived[0]));
     if (p.lse != nullptr) wait_folded(k_counter(p, task));
-    cp_async_wait<0>();
-    __syncthreads();
+    wait_staged<0>(shared, 0, 0);
     if (p.lse != nullptr) bias_lse(p, task, rows);
     if (p.smooth_q) {
       mean = shared.mean;
@@ -779,21 +967,20 @@ __device__ __forceinline__ void write_tile(const PrepareParams& p, const Task& t
       __syncthreads();
     }
   } else {
-    rows = stage_keys<kDqk>(p, task, false, begin, kBk, L2::kFirst, stage);
+    rows = stage_keys<L2::kFirst, kDqk>(p, task, shared, false, begin, kBk, stage, 0);
     constexpr bool kTogether = !kApart && kSlots > 1;
-    if (kTogether) stage_v(slot(stage, 1, p.v.dtype));
+    if (kTogether) stage_v(1);
     if (p.k_mean != nullptr) {
       wait_folded(k_counter(p, task));
       mean = p.k_mean + task.row * kDqk;
     }
-    cp_async_wait<kTogether ? 1 : 0>();
-    __syncthreads();
+    wait_staged<kTogether ? 1 : 0>(shared, 0, 0);
   }
   quantize_rows(p, task, rows, mean, shared);
   if (is_q || kApart) return;
   if (kSlots == 1) {
     __syncthreads();
-    stage_v(stage);
+    stage_v(0);
   }
   finish_v(p, task, v_rows, shared);
 }
@@ -807,6 +994,10 @@ extern "C" __global__ void __launch_bounds__(kPrepareThreads, kBlocks)
   __shared__ Task task;
   start_dependents();
   if (threadIdx.x == 0) {
+    if constexpr (kBulk) {
+      for (u64& barrier : shared.arrived) barrier_init(shared_address(&barrier), 1);
+      fence_async();
+    }
     if (p.sequences.table != nullptr) wait_for_grids();  // else parameters tell all
     task.find(p, blockIdx.x);
   }

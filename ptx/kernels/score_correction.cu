@@ -46,9 +46,9 @@ extern "C" __global__ void __launch_bounds__(kCorrectionThreads)
     __syncthreads();
     const Rows<D_QK, kCorrectionThreads> staged = {shared_address(means),
                                                    min(kAtOnce, rows - first), p.k.dtype};
-    stage_rows<D_QK, kCorrectionThreads>(p.k, p.irregular_k != 0, batch,
-                                         sequence.kv_start + first_key + first, kv_head,
-                                         staged.count, L2::kNormal, staged.stage);
+    stage_rows<L2::kNormal, D_QK, kCorrectionThreads>(p.k, p.irregular_k != 0, batch,
+                                                      sequence.kv_start + first_key + first,
+                                                      kv_head, staged.count, staged.stage);
     cp_async_wait<0>();
     __syncthreads();
     for (int i = thread; i < kAtOnce * (D_QK / 8); i += kCorrectionThreads) {
