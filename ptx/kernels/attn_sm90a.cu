@@ -35,6 +35,7 @@ constexpr float kNothing = -0x1p100f;
 struct Item {
   Work<1> works[kWarpgroups];
   i32 first_tile, end_tile;  // of keys, for all; none: nobody has anything to do
+  i64 k_row, sequence_row;   // of every busy work: they have the same keys
   unsigned tiles_before;     // of keys, in the block's items so far
   bool last;                 // there is no item: the block is done
 };
@@ -113,6 +114,8 @@ __device__ __forceinline__ void find_items(const AttnParams& p, const Barriers& 
       for (int i = 0; i < kWarpgroups && !last; ++i) {
         const Work<1>& work = item.works[i];
         if (!is_busy(work)) continue;
+        item.k_row = work.k_row;
+        item.sequence_row = work.sequence_row;
         item.first_tile = min(item.first_tile, work.first_key_tile);
         item.end_tile = max(item.end_tile, work.end_key_tile);
       }
@@ -171,9 +174,8 @@ __device__ __forceinline__ void load_keys(const AttnParams& p, const Barriers& b
       const unsigned stage = count % kStages, barrier = barriers.full(stage);
       barrier_wait(barriers.empty(stage), (count / kStages & 1) ^ 1);
       const unsigned to = base + kBlock.stages + stage * kBlock.stage_bytes;
-      const i64 at = item.works[0].k_row + tile;
-      const i64 row =
-          (item.works[0].sequence_row + (p.v_grouped ? tile / p.v_group_tiles : 0)) * kDv;
+      const i64 at = item.k_row + tile;
+      const i64 row = (item.sequence_row + (p.v_grouped ? tile / p.v_group_tiles : 0)) * kDv;
       int bytes = kBlock.k_bytes + kBlock.v_bytes + 2 * kBlock.stat_bytes + 16;
       if (SMOOTH_Q) {
         for (int i = 0; i < kWarpgroups; ++i) bytes += is_busy(item.works[i]) ? kBlock.ds_bytes : 0;
