@@ -453,13 +453,15 @@ __device__ __forceinline__ void attend(const AttnParams& p, const Barriers& barr
   };
 
   float f, factor, offset[2];
+  bool masked, more;
   // What of a tile does not need its sums: while they are made.
-  const auto look_at = [&](unsigned of) {
+  const auto look_at = [&](i32 tile, unsigned of) {
+    masked = tile < work.full_begin || tile >= work.full_end;
+    more = tile + 1 < end;
     f = q_scale * floats(shared, stage_at(of) + kBlock.k_scale)[thread_anew() % 4];
   };
   // Makes the sums ready for the exponentials, and raises maxima that have grown by more than the slack.
   const auto finish = [&](i32 tile, unsigned of) {
-    const bool masked = tile < work.full_begin || tile >= work.full_end;
     float largest[2];
     largest_of_integers(s, f, largest);
     factor = f;
@@ -569,11 +571,11 @@ __device__ __forceinline__ void attend(const AttnParams& p, const Barriers& barr
   // Tile by tile, so that no product is under way from one round to the next.
   barrier_wait(barriers.full(slot), parity);
   start_scores(slot);
-  look_at(slot);
+  look_at(first, slot);
   wgmma_wait<0>();
   finish(first, slot);
 #pragma unroll 1
-  for (i32 tile = first; tile + 1 < end; ++tile) {
+  for (i32 tile = first; more; ++tile) {
     const unsigned now = slot;
     multiply(now);
     advance();
@@ -585,7 +587,7 @@ __device__ __forceinline__ void attend(const AttnParams& p, const Barriers& barr
       promote(now, left_in_group != 0, false);
       left_in_group = p.v_group_tiles;
     }
-    look_at(slot);
+    look_at(tile + 1, slot);
     leave(now);
     wgmma_wait<0>();
     finish(tile + 1, slot);
