@@ -171,7 +171,7 @@ void prepare(const Task& t, Sink& sink) {
   // Blocks between a head's statistics and its tiles: more than run at a time, and more where a task of
   // statistics takes longer, but else as few as may be, so that L2 still holds its tokens.
   if (stats > 0) {
-    const int64_t between = 900 + 50 * t.stats_steps;
+    const int64_t between = 1500 + 50 * t.stats_steps;
     p.lag = static_cast<i32>(std::min(pairs, 1 + ceil_div(between, stats + tiles)));
   }
   sink.launch(Kernel::kPrepare, blocks_of(pairs, stats + tiles), &p);
