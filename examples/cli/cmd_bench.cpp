@@ -100,8 +100,9 @@ double operations(const BenchFlags& flags, const Row& row) {
 // Inputs read once, operands of the tensor core written once.
 double preparation_bytes(const BenchFlags& flags, const Row& row, const sageattn_plan_info& plan) {
   const double qk = plan.qk_format == SAGEATTN_QK_NONE ? 2
-                    : plan.qk_format == SAGEATTN_QK_I4 ? 0.5
-                                                       : 1;
+                    : plan.qk_format == SAGEATTN_QK_I4 && plan.kernel != SAGEATTN_KERNEL_WGMMA
+                        ? 0.5
+                        : 1;  // wgmma takes INT4 codes in bytes
   const double pv = plan.pv_format == SAGEATTN_PV_NONE || plan.pv_format == SAGEATTN_PV_F16 ? 2 : 1;
   const auto input = static_cast<double>(size_of(type_of_dtype(flags.dtype)));
   const double head = 1.0 * flags.batch * row.seq * row.head_dim;
