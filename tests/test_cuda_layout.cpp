@@ -496,6 +496,7 @@ static void check_launches(const PlanConfig& plan, const Launch& launch) {
     ++seen[static_cast<int>(entry.kernel)];
     if (entry.kernel == cuda::Kernel::kSequences) {
       const SequencesParams& p = entry.sequences;
+      CHECK(p.followed == (&entry == &recorder.entries.back() ? 0 : 1));
       CHECK(p.cu_seqlens_q == launch.cu_seqlens_q);
       CHECK(p.cu_seqlens_kv == launch.cu_seqlens_kv);
       CHECK(p.seqused_kv == launch.seqused_kv);

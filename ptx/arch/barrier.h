@@ -1,4 +1,4 @@
-// Bulk copies between global and shared memory, the barriers that they complete, and how registers are
+// Bulk copies from global to shared memory, the barriers that they complete, and how registers are
 // divided among warpgroups. sm_90.
 #pragma once
 

@@ -26,12 +26,7 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return y;
 }
 
-// min.NaN.f32, max.NaN.f32: NaN if either is; sm_80.
-__device__ __forceinline__ float min_nan(float a, float b) {
-  float y;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-}
+// max.NaN.f32: NaN if either is; sm_80.
 __device__ __forceinline__ float max_nan(float a, float b) {
   float y;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
@@ -97,13 +92,6 @@ __device__ __forceinline__ unsigned pack_e4m3x4(float a, float b, float c, float
       : "=r"(word)
       : "f"(a), "f"(b), "f"(c), "f"(d));
   return word;
-}
-
-// cvt.rn.f16x2.e4m3x2: the two values as halves, exact; sm_89, PTX 8.1.
-__device__ __forceinline__ unsigned unpack_e4m3x2(unsigned codes) {
-  unsigned d;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(d) : "h"(static_cast<unsigned short>(codes)));
-  return d;
 }
 
 // cvt.f32.f16 of the lower and upper half.

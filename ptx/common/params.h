@@ -87,6 +87,7 @@ struct SequencesParams {
   i32 b_q, b_k, v_group;  // v_group: keys a V group; 0 if there is one group a sequence
   i32* counters;          // of `prepare` and of attention; may be null
   i32 counter_count;
+  i32 followed;  // another kernel of this execute comes after
 };
 
 // Kernel `prepare`.

@@ -27,8 +27,8 @@ constexpr int kStepsAtOnce = 2;   // of these, issued together
 // Maxima may grow by a factor of 2 before anything is rescaled, so P reaches 224 at a maximum, 448 above.
 constexpr float kSlack = 1.0f;
 constexpr float kPLog2 = kLog2OfLargestE4m3 - kSlack;
-// A maximum before there is one: below every score, and differences are finite.
-constexpr float kNothing = -0x1p100f;
+// A maximum before there is one. Finite, so that offsets are.
+constexpr float kNothing = -0x1.fffffep127f;
 
 // ---- What a block does ----
 
@@ -268,11 +268,11 @@ __device__ __forceinline__ void largest_of_floats(const int (&s)[kScores], float
   }
 }
 
-// A hidden key's score as an integer: from this scale on, its exponential is 0 in E4M3 beside any other.
+// A hidden key's score as an integer, below every sum. Its exponential is 0 in E4M3 where the row's maximum
+// is so much above it, in base 2: what P is multiplied by, what E4M3 still holds, and the slack.
 constexpr int kHidden = -(1 << 22);
-constexpr float kLeastHidingScale = 0x1p-16f;
-static_assert(kLeastHidingScale * (-static_cast<float>(kHidden) - 127.0f * 127.0f * kDqk) >
-              10.0f + kLog2OfLargestE4m3);
+constexpr float kFarBelow = 20.0f;
+static_assert(kFarBelow > kLog2OfLargestE4m3 + 10.0f + kSlack);
 
 // Hides the keys at the end of a tile that a row does not see.
 __device__ __forceinline__ void hide_integers(const Work<1>& work, i32 tile, int (&s)[kScores]) {
@@ -468,16 +468,23 @@ __device__ __forceinline__ void attend(const AttnParams& p, const Barriers& barr
     if (__any_sync(0xffffffffu, SMOOTH_Q || masked || !(f >= 0.0f && f < kLargestIntegerScale) ||
                                     largest[0] > max_now[0] + kSlack ||
                                     largest[1] > max_now[1] + kSlack)) {
-      const bool integers =
-          __all_sync(0xffffffffu, !SMOOTH_Q && f >= (masked ? kLeastHidingScale : 0.0f) &&
-                                      f < kLargestIntegerScale);
-      // Where no key is hidden at the beginning, every row has seen one in this tile or before.
-      if (integers && (!masked || (tile >= work.full_begin && sees_a_key(work)))) {
-        if (masked) {
-          hide_integers(work, tile, s);
-          largest_of_integers(s, f, largest);
+      // Where keys are hidden only at the end, every row has seen one in this tile or before.
+      bool integers = __all_sync(0xffffffffu, !SMOOTH_Q && f >= 0.0f && f < kLargestIntegerScale) &&
+                      (!masked || (tile >= work.full_begin && sees_a_key(work)));
+      if (integers && masked) {
+        hide_integers(work, tile, s);
+        largest_of_integers(s, f, largest);
+        // Lanes of a row have scales of their own, and so have the tiles before.
+        const float hidden = kHidden * f;
+        bool far_below = true;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if (largest[h] == hidden) largest[h] = kNothing;
+          far_below &= fmaxf(max_now[h], quad_max(largest[h])) >= hidden + kFarBelow;
         }
-      } else {
+        integers = __all_sync(0xffffffffu, far_below);
+      }
+      if (!integers) {
         finish_scores(p, work, tile, masked, f,
                       floats(shared, stage_at(of) + kBlock.ds + warpgroup * kBlock.ds_bytes), s);
         largest_of_floats(s, largest);

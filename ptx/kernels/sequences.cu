@@ -21,6 +21,11 @@ __device__ __forceinline__ Cut cut_at(i64 start, i64 end, i64 highest, i64 total
   return cut;
 }
 
+// Of up to `size` tokens; size may be any positive number.
+__device__ __forceinline__ i64 tiles_of(i32 tokens, i32 size) {
+  return (i64{tokens} + size - 1) / size;
+}
+
 template <typename T>
 __device__ __forceinline__ T inclusive_sum(T x, int lane) {
 #pragma unroll
@@ -60,7 +65,7 @@ __device__ __forceinline__ i64 sum_before(i64 x, int lane, i64& carry) {
 
 extern "C" __global__ void __launch_bounds__(32)
     sageattn_sequences(const __grid_constant__ SequencesParams p) {
-  start_dependents();
+  if (p.followed) start_dependents();
   wait_for_grids();
   const int lane = static_cast<int>(threadIdx.x);
   for (i32 i = lane; i < p.counter_count; i += 32) p.counters[i] = 0;
@@ -94,9 +99,9 @@ extern "C" __global__ void __launch_bounds__(32)
     if (bad) e.kv_len = 0;
     e.bad = bad;
     e.unused = 0;
-    e.first_q_tile = sum_before((e.qo_len + p.b_q - 1) / p.b_q, lane, q_tiles);
-    e.first_k_tile = sum_before((e.kv_len + p.b_k - 1) / p.b_k, lane, k_tiles);
-    const i32 groups = p.v_group > 0 ? (e.kv_len + p.v_group - 1) / p.v_group : 1;
+    e.first_q_tile = sum_before(tiles_of(e.qo_len, p.b_q), lane, q_tiles);
+    e.first_k_tile = sum_before(tiles_of(e.kv_len, p.b_k), lane, k_tiles);
+    const i64 groups = p.v_group > 0 ? tiles_of(e.kv_len, p.v_group) : 1;
     e.first_v_group = sum_before(groups, lane, v_groups);
     if (!real) continue;
     if (p.table != nullptr) p.table[b] = e;

@@ -106,6 +106,7 @@ void resolve_lengths(const Task& t, Sink& sink) {
     p.counters = t.areas.counters;
     p.counter_count = static_cast<i32>(t.areas.counter_count);
   }
+  p.followed = t.extent.max_q_tiles > 0 ? 1 : 0;
   sink.launch(Kernel::kSequences, 1, &p);
 }
 

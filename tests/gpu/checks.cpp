@@ -99,6 +99,32 @@ std::string check_same_operands(const Gpu& gpu, const Numerics& numerics) {
   return {};
 }
 
+// Hidden keys must not win, however far down the scores of those that are seen lie: lanes of a row have
+// scales of their own (wgmma hides keys among integers), and a maximum must start below every score.
+std::string check_low_scores(const Gpu& gpu, const Numerics& numerics) {
+  Problem p = medium_problem(SAGEATTN_BATCH_DENSE);
+  p.shape = {1, 1, 128, 128};
+  p.qo_lens = p.kv_lens = {128};
+  for (const int32_t smooth_k : {SAGEATTN_SMOOTH_OFF, SAGEATTN_SMOOTH_ON}) {
+    for (const float large : {4.0F, 5.0F}) {
+      Numerics low = numerics;
+      low.desc.smooth_k = smooth_k;
+      Data data = make_data(p);
+      std::fill(data[0].q.begin(), data[0].q.end(), large);
+      for (size_t i = 0; i < data[0].k.size(); ++i) {
+        data[0].k[i] = i / 128 % 8 / 2 == 0 ? -7.27F : 0.507F;
+      }
+      const CaseReport report = check_case(gpu, p, low, data);
+      if (report.verdict == CaseReport::kFailed) return report.message;
+    }
+  }
+  if (must_plan(gpu, p, numerics).config.kernel != SAGEATTN_KERNEL_WGMMA) return {};
+  p.sm_scale_set = true;
+  p.sm_scale = 1e30F;
+  const CaseReport report = check_case(gpu, p, numerics, make_data(p));
+  return report.verdict == CaseReport::kFailed ? "sm_scale 1e30: " + report.message : "";
+}
+
 // With the smallest workspace the corrections of a long head are made for some tiles of its queries at
 // a time, with the preferred one for all: the same bits.
 std::string check_runs(const Gpu& gpu, const Numerics& numerics) {
@@ -347,6 +373,7 @@ std::vector<NamedCheck> general_checks() {
   return {{"workspace size", check_workspace},
           {"same bits", check_same_bits},
           {"same operands of P V", check_same_operands},
+          {"low scores", check_low_scores},
           {"runs of query tiles", check_runs},
           {"graph capture", check_graph},
           {"eight threads", check_threads},
