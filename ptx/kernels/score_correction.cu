@@ -268,6 +268,14 @@ __device__ __forceinline__ void multiply_rows(const CorrectionParams& p, unsigne
   }
 }
 
+// What a block does once it has its keys. In shared memory, where it holds no registers until then.
+struct Work {
+  const float* means;  // the first of the first head
+  float* ds;           // and its results, from the block's first key on
+  i32 count, heads;
+  i32 keys;  // in tiles of keys from the first on
+};
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kCorrectionThreads, D_QK > 128 ? 1 : 2)
@@ -296,6 +304,16 @@ extern "C" __global__ void __launch_bounds__(kCorrectionThreads, D_QK > 128 ? 1 
   const i32 end_key = (sequence.kv_len + p.b_k - 1) / p.b_k * p.b_k;
   if (first_key >= end_key || begin >= end) return;
 
+  __shared__ Work work;
+  if (threadIdx.x == 0) {
+    work.means = p.q_mean + (head * p.heads.q_tiles + sequence.first_q_tile + begin) * D_QK;
+    work.ds = p.ds +
+              (i64{head - p.first_head} * p.q_tile_count + begin - p.first_q_tile) * p.ds_pitch +
+              sequence.first_k_tile * p.b_k + first_key;
+    work.count = end - begin;
+    work.heads = end_head - head;
+    work.keys = end_key - first_key;
+  }
   const i32 warp_key = first_key + static_cast<i32>(threadIdx.x / 32) * kWarpKeys;
   const unsigned lane = threadIdx.x % 32;
   Keys keys;
@@ -316,14 +334,13 @@ extern "C" __global__ void __launch_bounds__(kCorrectionThreads, D_QK > 128 ? 1 
     }
   }
 
-  // The lane's part of row `begin`, and what a thread loads next.
-  float* to =
-      p.ds +
-      (i64{head - p.first_head} * p.q_tile_count + begin - p.first_q_tile + lane / 4) * p.ds_pitch +
-      sequence.first_k_tile * p.b_k + warp_key + lane % 4 * 4;
-  const float* next = p.q_mean + (head * p.heads.q_tiles + sequence.first_q_tile + begin) * D_QK;
+  __syncthreads();
+  const float* next = work.means;  // what threads load next
+  float* to = work.ds + lane / 4 * p.ds_pitch + threadIdx.x / 32 * kWarpKeys + lane % 4 * 4;
+  const i32 count = work.count;
+  i32 heads = work.heads;
+  const bool has_keys = static_cast<i32>(threadIdx.x / 32 * kWarpKeys) < work.keys;
   const unsigned from = shared_address(means) + means_offset(lane / 4, lane % 4);
-  const i32 count = end - begin;
   i32 rows = count;  // of this head, from those in shared memory on
   Staged staged;
   staged.load(next, rows);
@@ -338,13 +355,11 @@ extern "C" __global__ void __launch_bounds__(kCorrectionThreads, D_QK > 128 ? 1 
     if (rows <= 0) {
       next += (p.heads.q_tiles - (count - rows)) * D_QK;
       rows = count;
-      ++head;
+      --heads;
     }
-    const bool more = head < end_head;
+    const bool more = heads > 0;
     if (more) staged.load(next, rows);
-    if (warp_key < end_key) {
-      multiply_rows(p, from + stage, keys, here, to);
-    }
+    if (has_keys) multiply_rows(p, from + stage, keys, here, to);
     if (!more) break;
     to += kRows * p.ds_pitch;
     if (here <= kRows) to += (p.q_tile_count - (count - here + kRows)) * p.ds_pitch;
