@@ -22,12 +22,12 @@ namespace {
 
 constexpr int kThreads = kCorrectionThreads;
 constexpr int kWarpKeys = kCorrectionKeys / (kThreads / 32);
-constexpr int kColumns = kWarpKeys / 8;               // fragments of 8 keys
-constexpr int kSpans = D_QK / 32;                     // of channels
-constexpr int kRows = D_QK > 64 ? 16 : 32;            // tiles of queries at a time
-constexpr int kPieces = kRows * D_QK / 8 / kThreads;  // of 8 channels, that a thread brings
+constexpr int kColumns = kWarpKeys / 8;              // fragments of 8 keys
+constexpr int kSpans = D_QK / 32;                    // of channels
+constexpr int kRows = D_QK > 64 ? 16 : 32;           // tiles of queries at a time
+constexpr int kUnits = kRows * D_QK / 8 / kThreads;  // of 8 numbers, that a thread brings
 constexpr int kPitch = D_QK * 2;
-static_assert(kPieces * kThreads * 8 == kRows * D_QK && kWarpKeys == 32);
+static_assert(kUnits * kThreads * 8 == kRows * D_QK && kWarpKeys == 32);
 
 // A lane's channels of a key: of product 2 s + h words [s][2 h] and [s][2 h + 1].
 using Keys = unsigned[kColumns][kSpans][4];
@@ -182,39 +182,55 @@ __device__ __forceinline__ void load_irregular(const CorrectionParams& p, const 
   }
 }
 
-// Where a row's piece of 8 channels is in shared memory. Eight lanes that read together have four pieces
-// of two rows.
-__device__ __forceinline__ int means_offset(int row, int piece) {
-  return row * kPitch + (piece ^ row % 2 * 4) * 16;
+// Rows are kept as lanes load them, 16 at a time: [span][h][lane] what it has of product 2 s + h in 16
+// bytes, rows lane / 4 and + 8. Lanes that write together have both h, so every other pair of rows of
+// h = 1 changes places.
+__device__ __forceinline__ int operand_offset(int span, int h, int row, int lane_in_quad) {
+  return ((span * 2 + h) * 32 + (row ^ h) * 4 + lane_in_quad) * 16;
 }
 
-// Rows on their way to shared memory.
+// Rows on their way to shared memory: a thread's unit is four channels of two rows.
 struct Staged {
-  float x[kPieces][8];
+  float4 x[kUnits][2];
 
   // from: the first of kRows, of which `count` exist.
   __device__ __forceinline__ void load(const float* from, i32 count) {
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const int piece = static_cast<int>(threadIdx.x) + i * kThreads;
+    for (int i = 0; i < kUnits; ++i) {
+      const int unit = unit_of(i), row = row_of(unit);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) x[i][j] = 0.0f;
-      if (piece / (D_QK / 8) < count) load_8(from + piece * 8, x[i]);
+      for (int half = 0; half < 2; ++half) {
+        x[i][half] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (row + half * 8 < count) {
+          x[i][half] =
+              *reinterpret_cast<const float4*>(from + (row + half * 8) * D_QK + unit % kQuads * 4);
+        }
+      }
     }
   }
   __device__ __forceinline__ void store(unsigned means, bool bf16) const {
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const int piece = static_cast<int>(threadIdx.x) + i * kThreads;
-      unsigned words[4];
-      round_8(x[i], bf16, words);
-      *shared_pointer<uint4>(means + means_offset(piece / (D_QK / 8), piece % (D_QK / 8))) =
-          make_uint4(words[0], words[1], words[2], words[3]);
+    for (int i = 0; i < kUnits; ++i) {
+      const int unit = unit_of(i), row = row_of(unit), quad = unit % kQuads;
+      const float4 &u = x[i][0], &v = x[i][1];
+      *shared_pointer<uint4>(means + row / 16 * 16 * kPitch +
+                             operand_offset(quad / 8, quad % 2, row % 16, quad % 8 / 2)) =
+          make_uint4(pack_product(u.x, u.y, bf16), pack_product(v.x, v.y, bf16),
+                     pack_product(u.z, u.w, bf16), pack_product(v.z, v.w, bf16));
     }
+  }
+
+ private:
+  static constexpr int kQuads = D_QK / 4;
+  static __device__ __forceinline__ int unit_of(int i) {
+    return static_cast<int>(threadIdx.x) + i * kThreads;
+  }
+  static __device__ __forceinline__ int row_of(int unit) {
+    return unit / kQuads % 8 + unit / kQuads / 8 * 16;
   }
 };
 
-// 16 rows by the warp's keys. means: the lane's piece of span 0 in row lane / 4.
+// 16 rows by the warp's keys. means: the lane's operand of span 0, h = 0.
 template <bool kBf16>
 __device__ __forceinline__ void multiply(unsigned means, const Keys& keys,
                                          float (&sum)[kColumns][4]) {
@@ -225,18 +241,17 @@ __device__ __forceinline__ void multiply(unsigned means, const Keys& keys,
   }
 #pragma unroll
   for (int s = 0; s < kSpans; ++s) {
-    const unsigned from = (means ^ s % 2 * 64) + s / 2 * 128;
-    const uint4 x = *shared_pointer<const uint4>(from),
-                y = *shared_pointer<const uint4>(from + 8 * kPitch);
-    const unsigned a[2][4] = {{x.x, y.x, x.y, y.y}, {x.z, y.z, x.w, y.w}};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      const uint4 x =
+          *shared_pointer<const uint4>((means ^ operand_offset(0, 0, h, 0)) + (s * 2 + h) * 512);
+      const unsigned a[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) {
         if constexpr (kBf16) {
-          mma_bf16(sum[n], a[h], keys[n][s][2 * h], keys[n][s][2 * h + 1]);
+          mma_bf16(sum[n], a, keys[n][s][2 * h], keys[n][s][2 * h + 1]);
         } else {
-          mma_f16(sum[n], a[h], keys[n][s][2 * h], keys[n][s][2 * h + 1]);
+          mma_f16(sum[n], a, keys[n][s][2 * h], keys[n][s][2 * h + 1]);
         }
       }
     }
@@ -270,8 +285,8 @@ __device__ __forceinline__ void multiply_rows(const CorrectionParams& p, unsigne
 
 // What a block does once it has its keys. In shared memory, where it holds no registers until then.
 struct Work {
-  const float* means;  // the first of the first head
-  float* ds;           // and its results, from the block's first key on
+  i64 means;  // of q_mean, the first of the first head
+  i64 ds;     // of ds, its results, from the block's first key on
   i32 count, heads;
   i32 keys;  // in tiles of keys from the first on
 };
@@ -306,9 +321,8 @@ extern "C" __global__ void __launch_bounds__(kCorrectionThreads, D_QK > 128 ? 1 
 
   __shared__ Work work;
   if (threadIdx.x == 0) {
-    work.means = p.q_mean + (head * p.heads.q_tiles + sequence.first_q_tile + begin) * D_QK;
-    work.ds = p.ds +
-              (i64{head - p.first_head} * p.q_tile_count + begin - p.first_q_tile) * p.ds_pitch +
+    work.means = (head * p.heads.q_tiles + sequence.first_q_tile + begin) * D_QK;
+    work.ds = (i64{head - p.first_head} * p.q_tile_count + begin - p.first_q_tile) * p.ds_pitch +
               sequence.first_k_tile * p.b_k + first_key;
     work.count = end - begin;
     work.heads = end_head - head;
@@ -335,12 +349,12 @@ extern "C" __global__ void __launch_bounds__(kCorrectionThreads, D_QK > 128 ? 1 
   }
 
   __syncthreads();
-  const float* next = work.means;  // what threads load next
-  float* to = work.ds + lane / 4 * p.ds_pitch + threadIdx.x / 32 * kWarpKeys + lane % 4 * 4;
+  const float* next = p.q_mean + work.means;  // what threads load next
+  float* to = p.ds + work.ds + lane / 4 * p.ds_pitch + threadIdx.x / 32 * kWarpKeys + lane % 4 * 4;
   const i32 count = work.count;
   i32 heads = work.heads;
   const bool has_keys = static_cast<i32>(threadIdx.x / 32 * kWarpKeys) < work.keys;
-  const unsigned from = shared_address(means) + means_offset(lane / 4, lane % 4);
+  const unsigned from = shared_address(means) + lane * 16;
   i32 rows = count;  // of this head, from those in shared memory on
   Staged staged;
   staged.load(next, rows);
