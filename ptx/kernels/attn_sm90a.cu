@@ -238,8 +238,8 @@ __device__ __forceinline__ void finish_scores(const AttnParams& p, const Work<1>
     }
   };
 #pragma unroll
-  for (int n = 0; n < kBk / 8; n += 4) {
-    if (!SMOOTH_Q || in_parts(work, tile)) part(n, n + 4);
+  for (int n = 0; n < kBk / 8; n += 2) {
+    if (!SMOOTH_Q || in_parts(work, tile)) part(n, n + 2);
   }
   if (masked) hide_scores(work, tile, s);
 }
