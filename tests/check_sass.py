@@ -141,8 +141,8 @@ def blocks_per_sm(arch, threads, registers, static_smem, dynamic_smem):
 
 
 def describe(row, code):
-    """A row of the table, or None if the kernel has no MMA in a loop."""
-    loop = main_loop(code)
+    """A row of the table, or None if it is not a kernel of attention with an MMA in a loop."""
+    loop = main_loop(code) if row["kernel"].startswith("attn_") else []
     if not loop:
         return None
     mma = counts([opcode for opcode in loop if is_mma(opcode)])

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "include/sageattn.h"
+#include "ptx/tile/tiles.h"
 #include "src/core/error.h"
 #include "src/core/select.h"
 #include "src/core/validate.h"
@@ -307,6 +308,39 @@ TEST_CASE("CUDA workspace: limits whose product overflows are refused, not wrapp
   CHECK(need.preferred_bytes == -1);
 }
 
+// Of `score_correction`, for a run.
+static int64_t correction_blocks(const PlanConfig& plan, const cuda::Extent& e, int64_t first_head,
+                                 int64_t head_count, int64_t q_tile_count) {
+  const CorrectionTask task(plan.num_qo_heads / plan.num_kv_heads, static_cast<i32>(first_head),
+                            static_cast<i32>(head_count), static_cast<i32>(q_tile_count));
+  return e.batch * task.parts * task.chunks * ((e.max_k_tiles * plan.tile.b_k + 255) / 256);
+}
+
+TEST_CASE("CUDA correction: blocks take each tile of each head of a run once") {
+  for (const int group : {1, 3, 8, 40}) {
+    for (const int q_tiles : {1, 7, 100, 128, 129, 256, 257, 1000}) {
+      for (const int first : {0, 2, 5}) {
+        for (const int count : {1, 4, 43}) {
+          const CorrectionTask task(group, first, count, q_tiles);
+          int next = first;
+          for (int part = 0; part < task.parts; ++part) {
+            int begin, end;
+            task.heads_of(part, begin, end);
+            CHECK(begin == next);
+            CHECK(begin < end);
+            CHECK(begin / group == (end - 1) / group);
+            CHECK((end - begin == 1 || (end - begin) * q_tiles <= kCorrectionTiles));
+            next = end;
+          }
+          CHECK(next == first + count);
+          CHECK(task.chunks == (q_tiles + kCorrectionTiles - 1) / kCorrectionTiles);
+          CHECK((task.chunks == 1 || task.heads == 1));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("CUDA launches: no workspace is so large that a run exceeds a launch") {
   Case keys = kCases[4], queries = kCases[4];
   keys.qo_heads = 65536;
@@ -323,7 +357,7 @@ TEST_CASE("CUDA launches: no workspace is so large that a run exceeds a launch")
     const cuda::Extent e = cuda::extent_of(plan);
     const cuda::DsRun run = cuda::ds_run(plan, e, INT64_MAX);
     CHECK(e.batch * run.heads * run.q_tiles <= cuda::kMaxBlocks);
-    CHECK(e.batch * run.heads * e.max_k_tiles <= cuda::kMaxBlocks);
+    CHECK(correction_blocks(plan, e, 0, run.heads, run.q_tiles) <= cuda::kMaxBlocks);
     CHECK(run.heads > 1);
     CHECK(run.heads < plan.num_qo_heads);
   }
@@ -414,7 +448,9 @@ TEST_CASE("CUDA launches of wgmma: V's groups, codes in bytes, and a counter tha
       }
       if (entry.kernel == cuda::Kernel::kCorrection) {
         CHECK(entry.correction.next_item == areas.next_item);
-        CHECK(entry.blocks == e.batch * entry.correction.head_count * e.max_k_tiles * 2);
+        CHECK(entry.blocks == correction_blocks(plan, e, entry.correction.first_head,
+                                                entry.correction.head_count,
+                                                entry.correction.q_tile_count));
       }
     }
   }
@@ -576,6 +612,7 @@ static void check_launches(const PlanConfig& plan, const Launch& launch) {
       CHECK(p.q_mean == areas.q_mean);
       CHECK(p.ds == areas.ds);
       CHECK(p.ds_pitch == cuda::ds_pitch(plan, e));
+      CHECK(std::fabs(p.score_scale - plan.sm_scale * 1.4426950f) < 1e-6f);
       CHECK(p.product_bf16 == product_bf16);
       CHECK(p.b_q == plan.tile.b_q);
       CHECK(p.b_k == plan.tile.b_k);

@@ -38,7 +38,8 @@ inline constexpr i32 kFolded =
 inline constexpr i32 kIrregularQ = 1, kIrregularK = 2, kIrregularV = 4;
 inline constexpr i32 kPrepareThreads = 128;
 inline constexpr i32 kCorrectionThreads = 256;
-inline constexpr i32 kCorrectionKeys = 64;
+// Of a block: keys, and tiles of queries, at most.
+inline constexpr i32 kCorrectionKeys = 256, kCorrectionTiles = 256;
 inline constexpr i32 kAttnThreads = 128;
 
 // One sequence of a launch.
@@ -121,18 +122,21 @@ struct PrepareParams {
   float v_max_code;  // 448 or 2.25 (E4M3)
 };
 
-// Kernel `score_correction`: dS = qbar gK^T for a run of q tiles and query heads. A block for each
-// kCorrectionKeys keys of a head.
+// Kernel `score_correction`: dS = qbar gK^T for a run of q tiles and query heads. Blocks: for each
+// sequence CorrectionTask's parts, chunks and pieces (ptx/tile/tiles.h).
 struct CorrectionParams {
   Sequences sequences;
   Heads heads;
   View k;
   const float* k_mean;
   const float* q_mean;
-  float* ds;  // [query head - first_head][q tile - first_q_tile][key of all sequences, by k tiles]
+  // By score_scale: [query head - first_head][q tile - first_q_tile][key of all sequences, by k tiles].
+  // Rows start at multiples of 16 bytes.
+  float* ds;
   i64 ds_pitch;  // floats between rows
   i32 first_head, head_count;
   i32 first_q_tile, q_tile_count;  // of each sequence
+  float score_scale;               // attention's
   i32 product_bf16;
   i32 irregular_k;  // K cannot be read in 16-byte pieces
   i32 b_q, b_k;     // queries and keys a tile
@@ -146,7 +150,7 @@ struct AttnParams {
   const unsigned char *q_codes, *k_codes, *v_codes;
   const float *q_scale, *k_scale;
   const float *v_scale, *v_mean;
-  const float* ds;  // smooth_q, else null
+  const float* ds;  // smooth_q: corrections of scores, by score_scale; else null
   i64 ds_pitch;
   View out;
   float* lse;  // null: not wanted

@@ -84,8 +84,7 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, kBlocks)
         __all_sync(0xffffffffu, !SMOOTH_Q && !masked && f >= 0.0f && f < kLargestIntegerScale);
     if (!integers) {
       finish_scores<SMOOTH_Q != 0>(work, tile, masked, f,
-                                   floats(shared, kShared.ds + stage * kShared.ds_bytes),
-                                   p.score_scale, s);
+                                   floats(shared, kShared.ds + stage * kShared.ds_bytes), s);
     }
     const Exponents<kMt> exponents =
         raise_maxima(s, integers, f, 0.0f, PV_ACCUM_F16 ? 0.0f : 8.0f, state);

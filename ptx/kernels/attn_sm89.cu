@@ -153,8 +153,7 @@ extern "C" __global__ void __launch_bounds__(kAttnThreads, 2)
         __all_sync(0xffffffffu, !SMOOTH_Q && !masked && f >= 0.0f && f < kLargestIntegerScale);
     if (!integers) {
       finish_scores<SMOOTH_Q != 0>(work, tile, masked, f,
-                                   floats(shared, kShared.ds + stage * kShared.ds_bytes),
-                                   p.score_scale, s);
+                                   floats(shared, kShared.ds + stage * kShared.ds_bytes), s);
     }
     const Exponents<kMt> exponents = raise_maxima(s, integers, f, kPLog2, 0.0f, state);
     unsigned a[kMt][kBk / 32][4];

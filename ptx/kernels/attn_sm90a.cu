@@ -233,14 +233,13 @@ __device__ __forceinline__ void finish_scores(const AttnParams& p, const Work<1>
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float sum = static_cast<float>(s[4 * n + e]);
-        s[4 * n + e] = __float_as_int(
-            SMOOTH_Q ? fmaf(sum, f, (e % 2 ? add.y : add.x) * p.score_scale) : sum * f);
+        s[4 * n + e] = __float_as_int(SMOOTH_Q ? fmaf(sum, f, e % 2 ? add.y : add.x) : sum * f);
       }
     }
   };
 #pragma unroll
-  for (int n = 0; n < kBk / 8; n += 4) {
-    if (!SMOOTH_Q || in_parts(work, tile)) part(n, n + 4);
+  for (int n = 0; n < kBk / 8; n += 2) {
+    if (!SMOOTH_Q || in_parts(work, tile)) part(n, n + 2);
   }
   if (masked) hide_scores(work, tile, s);
 }

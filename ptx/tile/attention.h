@@ -311,16 +311,15 @@ __device__ __forceinline__ void hide_scores(const Work<kMt>& work, i32 tile, int
 // Turns integer sums into finished scores. ds: with kSmoothQ, this tile's corrections.
 template <bool kSmoothQ, int kMt>
 __device__ __forceinline__ void finish_scores(const Work<kMt>& work, i32 tile, bool masked, float f,
-                                              const float* ds, float ds_scale,
-                                              int (&s)[kMt][kKeyFragments][4]) {
+                                              const float* ds, int (&s)[kMt][kKeyFragments][4]) {
   const unsigned thread = thread_anew();
 #pragma unroll
   for (int n = 0; n < kKeyFragments; ++n) {
     float add[2] = {};
     if constexpr (kSmoothQ) {
       const float2 pair = *reinterpret_cast<const float2*>(ds + column_of(thread, n, 0));
-      add[0] = pair.x * ds_scale;
-      add[1] = pair.y * ds_scale;
+      add[0] = pair.x;
+      add[1] = pair.y;
     }
 #pragma unroll
     for (int mt = 0; mt < kMt; ++mt) {

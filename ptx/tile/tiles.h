@@ -2,6 +2,7 @@
 // all that writes what it reads.
 #pragma once
 
+#include "ptx/common/params.h"
 #include "ptx/tile/dims.h"
 
 namespace sageattn {
@@ -38,6 +39,43 @@ struct PrepareTask {
   template <typename T>
   SAGEATTN_HD constexpr T q_tasks(T q_tile_count) const {
     return (q_tile_count + q_tiles - 1) / q_tiles;
+  }
+};
+
+// What a block of `score_correction` takes of a run: keys, and for these tiles of queries of one head, or
+// all tiles of several heads that read the same keys.
+struct CorrectionTask {
+  i32 group, first_head, end_head;
+  i32 heads;        // that a block takes, at most
+  i32 group_parts;  // blocks that share the heads of a group
+  i32 parts;        // of the run's heads
+  i32 chunks;       // of kCorrectionTiles tiles
+
+  SAGEATTN_HD constexpr CorrectionTask(i32 group_size, i32 first, i32 head_count, i32 q_tile_count)
+      : group(group_size),
+        first_head(first),
+        end_head(first + head_count),
+        heads(q_tile_count >= kCorrectionTiles ? 1 : kCorrectionTiles / q_tile_count),
+        group_parts((group_size + heads - 1) / heads),
+        parts(part_of(end_head - 1) - part_of(first_head) + 1),
+        chunks((q_tile_count + kCorrectionTiles - 1) / kCorrectionTiles) {}
+
+  SAGEATTN_HD constexpr i32 part_of(i32 head) const {
+    return head / group * group_parts + head % group / heads;
+  }
+  SAGEATTN_HD constexpr void heads_of(i32 part, i32& begin, i32& end) const {
+    part += part_of(first_head);
+    const i32 kv_head = part / group_parts;
+    begin = kv_head * group + part % group_parts * heads;
+    end = begin + heads;
+    if (end > (kv_head + 1) * group) end = (kv_head + 1) * group;
+    if (begin < first_head) begin = first_head;
+    if (end > end_head) end = end_head;
+  }
+  // Of kCorrectionKeys keys.
+  template <typename T>
+  static SAGEATTN_HD constexpr T pieces(T keys) {
+    return (keys + kCorrectionKeys - 1) / kCorrectionKeys;
   }
 };
 

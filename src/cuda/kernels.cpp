@@ -35,13 +35,6 @@ int attention_shared_bytes(const PlanConfig& plan) {
       .bytes;
 }
 
-// The smoothed keys of a block, and 32 means of queries.
-int correction_shared_bytes(const PlanConfig& plan) {
-  const Shape shape(plan);
-  return (kCorrectionKeys * (shape.d_tile + 1) + 32 * shape.d_tile) *
-         static_cast<int>(sizeof(float));
-}
-
 // The tokens of one task: tiles of queries, or chunks of keys.
 int prepare_shared_bytes(const PlanConfig& plan) {
   const Shape shape(plan);
@@ -76,11 +69,7 @@ std::vector<KernelUse> kernels_of(const PlanConfig& plan) {
                   prepare_shared_bytes(plan)});
   const bool smooth_q = plan.smooth_q == SAGEATTN_SMOOTH_ON;
   if (smooth_q) {
-    list.push_back({Kernel::kCorrection,
-                    "score_correction",
-                    {d_qk},
-                    kCorrectionThreads,
-                    correction_shared_bytes(plan)});
+    list.push_back({Kernel::kCorrection, "score_correction", {d_qk}, kCorrectionThreads, 0});
   }
 
   KernelUse attention{Kernel::kAttention,

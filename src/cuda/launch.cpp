@@ -220,13 +220,16 @@ void correct_scores(const Task& t, const AttnParams& p, Sink& sink) {
   c.head_count = p.head_count;
   c.first_q_tile = p.first_q_tile;
   c.q_tile_count = p.q_tile_count;
+  c.score_scale = p.score_scale;
   c.product_bf16 = t.product_bf16;
   c.irregular_k = is_irregular(c.k) ? 1 : 0;
   c.b_q = t.plan.tile.b_q;
   c.b_k = t.plan.tile.b_k;
   c.next_item = t.areas.next_item;
-  const int64_t pieces = t.extent.max_k_tiles * (c.b_k / kCorrectionKeys);
-  sink.launch(Kernel::kCorrection, t.extent.batch * p.head_count * pieces, &c);
+  const CorrectionTask task(t.plan.num_qo_heads / t.plan.num_kv_heads, c.first_head, c.head_count,
+                            c.q_tile_count);
+  const int64_t pieces = task.pieces(t.extent.max_k_tiles * c.b_k);
+  sink.launch(Kernel::kCorrection, t.extent.batch * task.parts * task.chunks * pieces, &c);
 }
 
 DsRun run_of(const Task& t) {

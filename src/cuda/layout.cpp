@@ -4,6 +4,7 @@
 
 #include "include/sageattn.h"
 #include "ptx/tile/dims.h"
+#include "ptx/tile/tiles.h"
 #include "src/core/region.h"
 
 namespace sageattn::cuda {
@@ -166,12 +167,14 @@ DsRun ds_run(const PlanConfig& plan, const Extent& extent, int64_t bytes) {
   if (plan.smooth_q != SAGEATTN_SMOOTH_ON || row == 0 || all.q_tiles == 0) return all;
   Areas areas{};
   const Sizes sizes = walk(plan, extent, nullptr, areas);
-  const int128 rows =
-      std::min<int128>((bytes - sizes.copies - sizes.spare) / row, kMaxBlocks / extent.batch);
+  // Of the correction, for each kCorrectionTiles tiles of queries of a head at most.
+  const int64_t blocks = extent.batch * CorrectionTask::pieces(extent.max_k_tiles * plan.tile.b_k);
+  const int64_t chunks = std::max<int64_t>(kMaxBlocks / blocks, 1);
+  const int128 rows = std::min<int128>({(bytes - sizes.copies - sizes.spare) / row,
+                                        kMaxBlocks / extent.batch, chunks * kCorrectionTiles});
   if (rows < all.q_tiles) return {1, static_cast<int64_t>(rows)};
-  // Of the correction, which has a block for kCorrectionKeys keys of a head.
-  const int64_t blocks = extent.batch * extent.max_k_tiles * (plan.tile.b_k / kCorrectionKeys);
-  const int64_t heads = std::min(std::max<int64_t>(kMaxBlocks / blocks, 1), all.heads);
+  const int64_t heads = std::min(
+      std::max<int64_t>(chunks / ceil_div(all.q_tiles, int64_t{kCorrectionTiles}), 1), all.heads);
   return {static_cast<int64_t>(std::min<int128>(rows / all.q_tiles, heads)), all.q_tiles};
 }
 
