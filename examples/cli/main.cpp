@@ -70,7 +70,9 @@ std::string command_line(int argc, char** argv) {
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+=.,:/";
   std::string line = "sageattn";
   for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
+    std::string word = argv[i];
+    // What is recorded does not tell of a machine's folders.
+    if (word[0] == '/') word = word.substr(word.rfind('/') + 1);
     const bool plain = !word.empty() && word.find_first_not_of(kPlain) == std::string::npos;
     line += plain ? " " + word : " '" + word + "'";
   }
