@@ -1003,7 +1003,7 @@ class Errors(CliTest):
                 self.call(*arguments, code=USAGE)
 
     def test_an_unknown_command_lists_the_known_ones(self):
-        known = "the commands are run, compare, demo, compile, bench, info, selftest\n"
+        known = "the commands are run, compare, demo, compile, bench, assess, info, selftest\n"
         _, stderr = self.call("fly", "--json", code=USAGE)
         self.assertIn(f"unknown command 'fly'; {known}", stderr)
         _, stderr = self.call(code=USAGE)
