@@ -408,38 +408,44 @@ VariantResult compare(const AssessInput& in, const Output& out, const Output& ex
 
 // ---- Recommendations ---------------------------------------------------------------------------
 
+using Heads = std::span<const HeadAssessment* const>;
+
 bool meets(const VariantResult& result, const AssessTarget& target) {
   return result.unsupported.empty() && result.nonfinite == 0 &&
          result.rel_error <= target.max_rel_error && result.cos_sim >= target.min_cos_sim;
 }
 
-Recommendation recommend(const HeadAssessment& head, const AssessTarget& target) {
-  const int64_t nonfinite = head.q.nonfinite + head.k.nonfinite + head.v.nonfinite;
-  if (nonfinite > 0) {
-    return {SAGEATTN_PRESET_EXACT, false,
-            std::to_string(nonfinite) + " elements of q, k and v are not finite"};
-  }
-  for (const int32_t preset : kLadder) {
-    bool smoothed = false, unsmoothed = false;
-    for (size_t i = 0; i < kVariantCount; ++i) {
-      if (kVariants[i].preset != preset || !meets(head.variants[i], target)) continue;
-      // SAGE1 does not smooth V by default: its fp16 holds an offset well enough.
-      const bool off = kVariants[i].smooth_v_off || preset == SAGEATTN_PRESET_SAGE1;
-      (off ? unsmoothed : smoothed) = true;
-    }
-    if (!smoothed && !unsmoothed) continue;
-    const bool biased = head.v.mean_over_std >= kBiasedV;
-    const bool smooth_v = smoothed && (biased || !unsmoothed);
-    const char* reason = !smooth_v ? "within the target, V need not be smoothed"
-                         : biased  ? "within the target, V is biased"
-                                   : "within the target only with V smoothed";
-    return {preset, smooth_v, reason};
-  }
-  return {SAGEATTN_PRESET_EXACT, false, "no preset that quantizes is within the target"};
+int64_t nonfinite_inputs(const HeadAssessment& head) {
+  return head.q.nonfinite + head.k.nonfinite + head.v.nonfinite;
 }
 
 size_t rung(int32_t preset) {
   return std::find(std::begin(kLadder), std::end(kLadder), preset) - std::begin(kLadder);
+}
+
+// Whether a variant is within the target in every head.
+bool all_meet(Heads heads, size_t variant, const AssessTarget& target) {
+  return std::all_of(heads.begin(), heads.end(), [&](const HeadAssessment* head) {
+    return nonfinite_inputs(*head) == 0 && meets(head->variants[variant], target);
+  });
+}
+
+std::string reason_of_one(const HeadAssessment& head, int32_t preset, bool smooth_v, bool biased) {
+  if (nonfinite_inputs(head) > 0) {
+    return std::to_string(nonfinite_inputs(head)) + " elements of q, k and v are not finite";
+  }
+  if (preset == SAGEATTN_PRESET_EXACT) return "no preset that quantizes is within the target";
+  if (!smooth_v) return "within the target, V need not be smoothed";
+  return biased ? "within the target, V is biased" : "within the target only with V smoothed";
+}
+
+// Of several, whose own recommendations are known.
+std::string reason_of(Heads heads, int32_t preset) {
+  const auto needing = std::count_if(heads.begin(), heads.end(), [&](const HeadAssessment* head) {
+    return rung(head->recommendation.preset) >= rung(preset);
+  });
+  if (needing == 0) return "heads differ in whether V must or may not be smoothed";
+  return std::to_string(needing) + " of " + std::to_string(heads.size()) + " need it";
 }
 
 // ---- A layer -----------------------------------------------------------------------------------
@@ -481,7 +487,6 @@ LayerAssessment assess(const Context& context, const AssessInput& in, const Asse
 
   const int32_t group = in.num_qo_heads / in.num_kv_heads;
   const int64_t head_size = int64_t{in.qo_len} * in.head_dim_v;
-  std::vector<Recommendation> recommendations;
   KeyHead keys;
   for (int32_t at = 0; at < in.batch * in.num_qo_heads; ++at) {
     HeadAssessment head{};
@@ -515,34 +520,40 @@ LayerAssessment assess(const Context& context, const AssessInput& in, const Asse
       head.variants.back().predicted = predict(in, outputs[i].plan, q, keys.k, keys.v, rows);
       layer.variants[i].predicted += std::pow(head.variants.back().predicted, 2);
     }
-    head.recommendation = recommend(head, target);
-    recommendations.push_back(head.recommendation);
+    const HeadAssessment* const one = &head;
+    head.recommendation = recommend({&one, 1}, target);
     layer.heads.push_back(std::move(head));
   }
   for (VariantResult& variant : layer.variants) {
     variant.predicted = std::sqrt(variant.predicted / (in.batch * in.num_qo_heads));
   }
-  layer.recommendation = strictest(recommendations);
+  std::vector<const HeadAssessment*> heads;
+  for (const HeadAssessment& head : layer.heads) heads.push_back(&head);
+  layer.recommendation = recommend(heads, target);
   return layer;
 }
 
-Recommendation strictest(std::span<const Recommendation> recommendations) {
-  Recommendation all{kLadder[0], false, ""};
-  int64_t needing = 0;
-  for (const Recommendation& one : recommendations) {
-    all.smooth_v |= one.smooth_v;
-    if (rung(one.preset) > rung(all.preset)) {
-      all.preset = one.preset;
-      needing = 0;
+Recommendation recommend(Heads heads, const AssessTarget& target) {
+  const bool biased = std::any_of(heads.begin(), heads.end(), [](const HeadAssessment* head) {
+    return head->v.mean_over_std >= kBiasedV;
+  });
+  Recommendation chosen{SAGEATTN_PRESET_EXACT, false, ""};
+  for (const int32_t preset : kLadder) {
+    bool smoothed = false, unsmoothed = false;
+    for (size_t i = 0; i < kVariantCount; ++i) {
+      if (kVariants[i].preset != preset || !all_meet(heads, i, target)) continue;
+      // SAGE1 does not smooth V by default: its fp16 holds an offset well enough.
+      const bool off = kVariants[i].smooth_v_off || preset == SAGEATTN_PRESET_SAGE1;
+      (off ? unsmoothed : smoothed) = true;
     }
-    needing += one.preset == all.preset;
+    if (!smoothed && !unsmoothed) continue;
+    chosen = {preset, smoothed && (biased || !unsmoothed), ""};
+    break;
   }
-  if (all.preset == SAGEATTN_PRESET_SAGE1 || all.preset == SAGEATTN_PRESET_EXACT) {
-    all.smooth_v = false;
-  }
-  all.reason =
-      std::to_string(needing) + " of " + std::to_string(recommendations.size()) + " need it";
-  return all;
+  chosen.reason = heads.size() == 1
+                      ? reason_of_one(*heads[0], chosen.preset, chosen.smooth_v, biased)
+                      : reason_of(heads, chosen.preset);
+  return chosen;
 }
 
 }  // namespace sageattn_cli

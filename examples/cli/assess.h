@@ -105,7 +105,8 @@ inline constexpr double kBiasedV = 1;
 LayerAssessment assess(const Context& context, const AssessInput& input, const AssessTarget& target,
                        int32_t sampled_rows, const std::function<void()>& advance = {});
 
-// The most precise of some, which is what all of them together need.
-Recommendation strictest(std::span<const Recommendation> recommendations);
+// For heads that are computed by one plan: what is within the target in every one of them. Of more
+// than one, the heads' own recommendations are known.
+Recommendation recommend(std::span<const HeadAssessment* const> heads, const AssessTarget& target);
 
 }  // namespace sageattn_cli

@@ -32,13 +32,14 @@ body { background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, san
 h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; } h3 { font-size: 1em; margin: 1em 0 .2em; }
 p, figcaption { max-width: 75ch; } .soft, figcaption { color: var(--soft); font-size: .9em; }
 .scroll { overflow-x: auto; } figure { margin: .5em 0 1.5em; }
-.row { display: flex; flex-wrap: wrap; gap: 0 2em; }
+.row { display: flex; flex-wrap: wrap; gap: 0 2em; } .row svg { max-width: 100%; height: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .2em .8em; text-align: right; border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child, .left { text-align: left; }
 svg { display: block; } svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
 svg text.cell { fill: var(--on-light); } svg text.strong { fill: var(--on-dark); }
 .before { fill: var(--before); } .after { fill: var(--after); } .axis { stroke: var(--line); }
+.keys span { white-space: nowrap; margin-right: 1.2em; } .keys .key { margin-right: .3em; }
 .key { display: inline-block; width: .9em; height: .9em; vertical-align: -.1em; margin-right: .3em; }
 )";
 
@@ -77,8 +78,9 @@ std::string text(double x, double y, const char* anchor, const char* kind,
 }
 
 std::string open_svg(double width, double height, const std::string& label) {
-  return "<svg role=\"img\" width=\"" + fixed(width, 0) + "\" height=\"" + fixed(height, 0) +
-         "\" aria-label=\"" + escaped(label) + "\">\n";
+  const std::string size[] = {fixed(width, 0), fixed(height, 0)};
+  return "<svg role=\"img\" width=\"" + size[0] + "\" height=\"" + size[1] + "\" viewBox=\"0 0 " +
+         size[0] + " " + size[1] + "\" aria-label=\"" + escaped(label) + "\">\n";
 }
 
 // ---- Heat maps ---------------------------------------------------------------------------------
@@ -107,6 +109,7 @@ std::string heat_map(const std::vector<AssessedLayer>& layers, const std::string
   out << "<div class=\"scroll\">"
       << open_svg(kLabelWidth + static_cast<double>(heads) * cell_width + 1,
                   kTopHeight + static_cast<double>(layers.size()) * kCellHeight + 1, label);
+  out << text(kLabelWidth - 8, 14, "end", "", "head");
   for (size_t head = 0; head < heads; head += label_step) {
     out << text(kLabelWidth + (static_cast<double>(head) + 0.5) * cell_width, 14, "middle", "",
                 std::to_string(head));
@@ -153,11 +156,11 @@ Cell error_cell(const VariantResult& result, double target) {
 
 std::string shades_key(double target) {
   std::ostringstream out;
-  out << "<p class=\"soft\">";
+  out << "<p class=\"soft keys\">";
   for (int shade = 0; shade < kShades; ++shade) {
     const bool last = shade == kShades - 1;
     const double limit = target * std::exp2(shade - kShadesWithin + 1 - (last ? 1 : 0));
-    out << "<span class=\"key\" style=\"background: var(--s" << shade << ")\"></span>"
+    out << "<span><span class=\"key\" style=\"background: var(--s" << shade << ")\"></span>"
         << (last ? "above " : "up to ") << fixed(100 * limit, limit < 0.01 ? 2 : 1) << " % &emsp;";
   }
   out << "</p>\n";
@@ -186,7 +189,7 @@ Cell recommendation_cell(const Recommendation& recommendation) {
 
 // ---- Distributions of K ------------------------------------------------------------------------
 
-constexpr double kPlotWidth = 320, kPlotHeight = 90, kPlotBottom = 16;
+constexpr double kPlotWidth = 500, kPlotHeight = 90, kPlotBottom = 16;
 
 std::string bar(double x, double y, double width, double height, const char* kind) {
   return "<rect x=\"" + fixed(x, 2) + "\" y=\"" + fixed(y, 2) + "\" width=\"" + fixed(width, 2) +
@@ -282,29 +285,42 @@ std::string text_of(const Recommendation& recommendation) {
   return name_of(kPresets, recommendation.preset) + (recommendation.smooth_v ? ", smooth V" : "");
 }
 
+std::string text_of(const AssessTarget& target) {
+  std::string text;
+  if (std::isfinite(target.max_rel_error)) {
+    text = "a relative error of at most " + fixed(100 * target.max_rel_error, 2) + " %";
+  }
+  if (target.min_cos_sim > -1) {
+    text +=
+        (text.empty() ? "" : " and ") + ("a CosSim of at least " + fixed(target.min_cos_sim, 5));
+  }
+  return text;
+}
+
 std::string assess_html(const std::string& title, const std::vector<AssessedLayer>& layers,
                         const AssessTarget& target, const Recommendation& overall) {
   std::ostringstream out;
+  // Without a limit of its own the error is coloured around the default one.
+  const double middle =
+      std::isfinite(target.max_rel_error) ? target.max_rel_error : AssessTarget().max_rel_error;
   out << "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       << "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>"
       << escaped(title) << "</title>\n<style>" << kStyle << "</style>\n</head>\n<body>\n<h1>"
-      << escaped(title) << "</h1>\n<p>For a relative error of at most "
-      << fixed(100 * target.max_rel_error, 2) << " %";
-  if (target.min_cos_sim > -1) out << " and a CosSim of at least " << fixed(target.min_cos_sim, 5);
-  out << " in every head: <b>" << text_of(overall) << "</b> (" << overall.reason
+      << escaped(title) << "</h1>\n<p>For " << text_of(target) << " in every head: <b>"
+      << text_of(overall) << "</b> (" << overall.reason
       << ").</p>\n<h2>Recommendation by layer and head</h2>\n"
       << heat_map(
              layers, "recommendations",
              [](const HeadAssessment& head) { return recommendation_cell(head.recommendation); })
       << "<p class=\"soft\">4b: sage2_4b; 8b: sage2_8b; v: with V smoothed.</p>\n"
       << "<h2>Relative error against EXACT, in %</h2>\n<p>All heads of a layer together:</p>\n"
-      << layer_table(layers)
-      << "<p>By layer and head; blue is within the target, orange is not:</p>\n"
-      << shades_key(target.max_rel_error);
+      << layer_table(layers) << "<p>By layer and head; blue: up to " << fixed(100 * middle, 2)
+      << " %, orange: above.</p>\n"
+      << shades_key(middle);
   for (size_t i = 0; i < assess_variants().size(); ++i) {
     out << "<h3>" << assess_variants()[i].name << "</h3>\n"
         << heat_map(layers, assess_variants()[i].name, [&](const HeadAssessment& head) {
-             return error_cell(head.variants[i], target.max_rel_error);
+             return error_cell(head.variants[i], middle);
            });
   }
   out << "<h2>K before and after smoothing</h2>\n<p class=\"soft\">Of each layer the kv head with "

@@ -19,4 +19,7 @@ std::string assess_html(const std::string& title, const std::vector<AssessedLaye
 // "sage2_4b, smooth V"
 std::string text_of(const Recommendation& recommendation);
 
+// "a relative error of at most 5.00 %"
+std::string text_of(const AssessTarget& target);
+
 }  // namespace sageattn_cli

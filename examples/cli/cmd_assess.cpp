@@ -214,12 +214,12 @@ std::vector<AssessedLayer> assess_all(const AssessFlags& flags, const Sources& s
   return layers;
 }
 
-Recommendation overall_of(const std::vector<AssessedLayer>& layers) {
-  std::vector<Recommendation> heads;
+Recommendation overall_of(const std::vector<AssessedLayer>& layers, const AssessTarget& target) {
+  std::vector<const HeadAssessment*> heads;
   for (const AssessedLayer& layer : layers) {
-    for (const HeadAssessment& head : layer.result.heads) heads.push_back(head.recommendation);
+    for (const HeadAssessment& head : layer.result.heads) heads.push_back(&head);
   }
-  return strictest(heads);
+  return recommend(heads, target);
 }
 
 // ---- Output ------------------------------------------------------------------------------------
@@ -353,18 +353,6 @@ void print_layers(const std::vector<AssessedLayer>& layers) {
   table.print(std::cout);
 }
 
-std::string text_of(const AssessTarget& target) {
-  std::string text;
-  if (std::isfinite(target.max_rel_error)) {
-    text = "a relative error of at most " + fixed(100 * target.max_rel_error, 2) + " %";
-  }
-  if (target.min_cos_sim > -1) {
-    text +=
-        (text.empty() ? "" : " and ") + ("a CosSim of at least " + fixed(target.min_cos_sim, 5));
-  }
-  return text;
-}
-
 void print_summary(const std::vector<AssessedLayer>& layers, const AssessTarget& target,
                    const Recommendation& overall) {
   std::vector<std::pair<std::string, int>> counts;
@@ -395,7 +383,7 @@ ExitCode run_assess(const AssessFlags& flags) {
   }
   const Sources sources = sources_of(flags);
   const std::vector<AssessedLayer> layers = assess_all(flags, sources, target);
-  const Recommendation overall = overall_of(layers);
+  const Recommendation overall = overall_of(layers, target);
   print_heads(layers);
   print_layers(layers);
   print_summary(layers, target, overall);
