@@ -1165,6 +1165,31 @@ class Assess(CliTest):
         for result in report["layers"][0]["presets"]:
             self.assertEqual(result.get("rel_error", 0), 0)
 
+    def test_what_an_arch_cannot_run(self):
+        report, stdout = self.assess(*self.write_qkv(*self.layer(1).values()), "--arch=80",
+                                     "--html=page.html")
+        results = report["layers"][0]["heads"][0]["presets"]
+        self.assertEqual([result["preset"] for result in results if "error" in result],
+                         ["sage2_4b", "sage2_8b", "sage2pp", "sage2_4b", "sage2_8b"])
+        self.assertIn("SAGEATTN_E_UNSUPPORTED", results[0]["error"])
+        self.assertEqual(report["recommendation"]["preset"], "sage1")
+        self.assertIn("all with one plan: sage1 (2 of 2 need it): --preset sage1\n", stdout)
+
+    def test_a_gpu_errs_as_the_cpu_does(self):
+        qkv = self.write_qkv(*self.layer(1).values())
+        done = subprocess.run([PROGRAM, "assess", *qkv, "--backend=cuda", "--json=gpu.json"],
+                              capture_output=True, text=True, check=False, cwd=self.folder.name)
+        if "SAGEATTN_E_NO_DEVICE" in done.stderr:
+            self.assertEqual(done.returncode, LIBRARY)
+            self.skipTest("no GPU")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        with open(self.path("gpu.json"), encoding="utf-8") as file:
+            gpu = json.load(file)["layers"][0]["presets"]
+        cpu = self.assess(*qkv)[0]["layers"][0]["presets"]
+        for one, other in zip(gpu, cpu, strict=True):
+            if "error" not in one:
+                self.assertLess(abs(math.log2(one["rel_error"] / other["rel_error"])), 0.5)
+
     def test_errors(self):
         good = self.layer(1)
         path = self.write_layers({"a": good})

@@ -383,7 +383,8 @@ Output compute(const Context& context, const AssessInput& in, const sageattn_att
   args.q = placed(device, in.q, in.q_dtype, in.batch, in.num_qo_heads, in.qo_len, in.head_dim);
   args.k = placed(device, in.k, in.kv_dtype, in.batch, in.num_kv_heads, in.kv_len, in.head_dim);
   args.v = placed(device, in.v, in.kv_dtype, in.batch, in.num_kv_heads, in.kv_len, in.head_dim_v);
-  args.out.data = device == nullptr ? output.values.data() : device->allocate(bytes);
+  args.out.data =
+      device == nullptr ? output.values.data() : device->copy_of(output.values.data(), bytes);
   plan.execute(args);
   if (device != nullptr) device->read(args.out.data, output.values.data(), bytes);
   return output;
@@ -460,6 +461,11 @@ struct KeyHead {
 
 std::span<const AssessVariant> assess_variants() { return kVariants; }
 
+// SAGE1 does not: its fp16 holds an offset well enough.
+bool smooths_v(int32_t preset) {
+  return preset == SAGEATTN_PRESET_SAGE2_4B || preset == SAGEATTN_PRESET_SAGE2_8B;
+}
+
 LayerAssessment assess(const Context& context, const AssessInput& in, const AssessTarget& target,
                        int32_t limit, const std::function<void()>& advance) {
   const auto compute_and_advance = [&](int32_t preset, bool smooth_v_off) {
@@ -469,26 +475,31 @@ LayerAssessment assess(const Context& context, const AssessInput& in, const Asse
   };
   const Output exact = compute_and_advance(SAGEATTN_PRESET_EXACT, false);
 
+  const int32_t head_count = in.batch * in.num_qo_heads;
+  const int64_t head_size = int64_t{in.qo_len} * in.head_dim_v;
   LayerAssessment layer;
-  std::vector<Output> outputs(kVariantCount);
-  std::vector<std::string> unsupported(kVariantCount);
+  std::vector<sageattn_plan_info> plans(kVariantCount);
+  std::vector<std::vector<VariantResult>> measured(kVariantCount);  // of each variant and head
   for (size_t i = 0; i < kVariantCount; ++i) {
     try {
-      outputs[i] = compute_and_advance(kVariants[i].preset, kVariants[i].smooth_v_off);
-      layer.variants.push_back(compare(in, outputs[i], exact, 0, in.batch * in.num_qo_heads));
-      layer.variants.back().predicted = 0;
+      const Output output = compute_and_advance(kVariants[i].preset, kVariants[i].smooth_v_off);
+      plans[i] = output.plan;
+      layer.variants.push_back(compare(in, output, exact, 0, head_count));
+      for (int32_t head = 0; head < head_count; ++head) {
+        measured[i].push_back(compare(in, output, exact, head * head_size, 1));
+      }
     } catch (const LibraryFailure& failure) {
       if (failure.status() != SAGEATTN_E_UNSUPPORTED) throw;
       if (advance) advance();
-      unsupported[i] = failure.what();
-      layer.variants.push_back({unsupported[i], kNaN, kNaN, kNaN, 0});
+      layer.variants.push_back({failure.what(), kNaN, kNaN, kNaN, 0});
+      measured[i].assign(head_count, layer.variants.back());
     }
   }
 
   const int32_t group = in.num_qo_heads / in.num_kv_heads;
-  const int64_t head_size = int64_t{in.qo_len} * in.head_dim_v;
+  std::vector<double> squares(kVariantCount);  // of what is predicted
   KeyHead keys;
-  for (int32_t at = 0; at < in.batch * in.num_qo_heads; ++at) {
+  for (int32_t at = 0; at < head_count; ++at) {
     HeadAssessment head{};
     head.batch = at / in.num_qo_heads;
     head.head = at % in.num_qo_heads;
@@ -504,7 +515,7 @@ LayerAssessment assess(const Context& context, const AssessInput& in, const Asse
     }
     const Matrix q = matrix_of(in.q, in.q_dtype, head.batch, head.head, in.qo_len, in.head_dim);
     head.q = stats_of(q);
-    head.q_smoothed = stats_of(smoothed(q, outputs[0].plan.b_q));
+    head.q_smoothed = stats_of(smoothed(q, plans[0].b_q));
     head.k = keys.k_stats;
     head.k_smoothed = keys.k_smoothed_stats;
     head.v = keys.v_stats;
@@ -512,20 +523,19 @@ LayerAssessment assess(const Context& context, const AssessInput& in, const Asse
     const std::vector<SampledRow> rows = sampled_rows(in, q, keys.k, keys.v, limit);
     head.softmax = softmax_stats(rows);
     for (size_t i = 0; i < kVariantCount; ++i) {
-      if (!unsupported[i].empty()) {
-        head.variants.push_back(layer.variants[i]);
-        continue;
-      }
-      head.variants.push_back(compare(in, outputs[i], exact, at * head_size, 1));
-      head.variants.back().predicted = predict(in, outputs[i].plan, q, keys.k, keys.v, rows);
-      layer.variants[i].predicted += std::pow(head.variants.back().predicted, 2);
+      VariantResult& result = head.variants.emplace_back(measured[i][at]);
+      if (!result.unsupported.empty()) continue;
+      result.predicted = predict(in, plans[i], q, keys.k, keys.v, rows);
+      squares[i] += result.predicted * result.predicted;
     }
     const HeadAssessment* const one = &head;
     head.recommendation = recommend({&one, 1}, target);
     layer.heads.push_back(std::move(head));
   }
-  for (VariantResult& variant : layer.variants) {
-    variant.predicted = std::sqrt(variant.predicted / (in.batch * in.num_qo_heads));
+  for (size_t i = 0; i < kVariantCount; ++i) {
+    if (layer.variants[i].unsupported.empty()) {
+      layer.variants[i].predicted = std::sqrt(squares[i] / head_count);
+    }
   }
   std::vector<const HeadAssessment*> heads;
   for (const HeadAssessment& head : layer.heads) heads.push_back(&head);
@@ -542,8 +552,7 @@ Recommendation recommend(Heads heads, const AssessTarget& target) {
     bool smoothed = false, unsmoothed = false;
     for (size_t i = 0; i < kVariantCount; ++i) {
       if (kVariants[i].preset != preset || !all_meet(heads, i, target)) continue;
-      // SAGE1 does not smooth V by default: its fp16 holds an offset well enough.
-      const bool off = kVariants[i].smooth_v_off || preset == SAGEATTN_PRESET_SAGE1;
+      const bool off = kVariants[i].smooth_v_off || !smooths_v(preset);
       (off ? unsmoothed : smoothed) = true;
     }
     if (!smoothed && !unsmoothed) continue;

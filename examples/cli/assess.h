@@ -41,6 +41,9 @@ struct AssessVariant {
 
 std::span<const AssessVariant> assess_variants();
 
+// Whether a preset that is recommended smooths V unless told not to.
+bool smooths_v(int32_t preset);
+
 // Of one head of one sequence. Elements that are not finite are counted and left out.
 struct ValueStats {
   double min, max, absmax;

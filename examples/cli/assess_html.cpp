@@ -282,7 +282,9 @@ std::string layer_table(const std::vector<AssessedLayer>& layers) {
 }  // namespace
 
 std::string text_of(const Recommendation& recommendation) {
-  return name_of(kPresets, recommendation.preset) + (recommendation.smooth_v ? ", smooth V" : "");
+  const std::string preset = name_of(kPresets, recommendation.preset);
+  if (recommendation.smooth_v) return preset + ", smooth V";
+  return preset + (smooths_v(recommendation.preset) ? ", V unsmoothed" : "");
 }
 
 std::string text_of(const AssessTarget& target) {

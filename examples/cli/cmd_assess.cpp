@@ -234,9 +234,16 @@ Json json_of(const ValueStats& stats) {
           {"nonfinite", stats.nonfinite}};
 }
 
+// Of `run` and `bench`.
+std::string flags_of(const Recommendation& recommendation) {
+  const bool off = smooths_v(recommendation.preset) && !recommendation.smooth_v;
+  return "--preset " + name_of(kPresets, recommendation.preset) + (off ? " --smooth-v off" : "");
+}
+
 Json json_of(const Recommendation& recommendation) {
   return {{"preset", name_of(kPresets, recommendation.preset)},
           {"smooth_v", recommendation.smooth_v},
+          {"flags", flags_of(recommendation)},
           {"reason", recommendation.reason}};
 }
 
@@ -367,7 +374,8 @@ void print_summary(const std::vector<AssessedLayer>& layers, const AssessTarget&
   }
   std::cout << "\nFor " << text_of(target) << " in every head:\n";
   for (const auto& [text, count] : counts) std::cout << "  " << count << " heads: " << text << '\n';
-  std::cout << "  all with one plan: " << text_of(overall) << " (" << overall.reason << ")\n";
+  std::cout << "  all with one plan: " << text_of(overall) << " (" << overall.reason
+            << "): " << flags_of(overall) << '\n';
 }
 
 void write_text(const std::string& path, const std::string& text) {
