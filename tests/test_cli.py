@@ -1348,6 +1348,20 @@ class EstimateCommand(CliTest):
                       self.call("estimate", *share, "nowhere.json", code=FILE)[1])
 
 
+class Document(CliTest):
+    def test_assess(self):
+        """What docs/assess.md shows is what the program prints."""
+        with open(os.path.join(ROOT, "docs", "assess.md"), encoding="utf-8") as file:
+            text = file.read()
+        blocks = [block.split("```")[0] for block in text.split("```text\n")[1:]]
+        estimate = next(line for line in text.splitlines() if line.startswith("sageattn estimate"))
+        shown = {"assess examples/data/smollm2-135m.safetensors": blocks[0],
+                 estimate.removeprefix("sageattn "): blocks[1]}
+        for command, block in shown.items():
+            with self.subTest(command):
+                self.assertEqual(self.call(*command.split(), cwd=ROOT)[0], block)
+
+
 class Errors(CliTest):
     def run_flags(self, *flags, code, shapes=((1, 4, 2, 8), (1, 6, 2, 8), (1, 6, 2, 8))):
         qkv = self.write_qkv(*(noise(i, shape) for i, shape in enumerate(shapes)))
