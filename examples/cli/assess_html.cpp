@@ -36,6 +36,7 @@ p, figcaption { max-width: 75ch; } .soft, figcaption { color: var(--soft); font-
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .2em .8em; text-align: right; border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child, .left { text-align: left; }
+td.left { white-space: nowrap; }
 svg { display: block; } svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
 svg text.cell { fill: var(--on-light); } svg text.strong { fill: var(--on-dark); }
 .before { fill: var(--before); } .after { fill: var(--after); } .axis { stroke: var(--line); }
@@ -179,6 +180,15 @@ constexpr PresetColour kPresetColours[] = {
     {SAGEATTN_PRESET_EXACT, "p3", "exact", true},
 };
 
+std::string presets_key() {
+  std::string out = "<p class=\"soft keys\">";
+  for (const PresetColour& colour : kPresetColours) {
+    out += std::string("<span><span class=\"key\" style=\"background: var(--") + colour.fill +
+           ")\"></span>" + colour.label + ": " + name_of(kPresets, colour.preset) + "</span>\n";
+  }
+  return out + "<span>v: with V smoothed</span></p>\n";
+}
+
 Cell recommendation_cell(const Recommendation& recommendation) {
   const auto* colour =
       std::find_if(std::begin(kPresetColours), std::end(kPresetColours),
@@ -314,7 +324,7 @@ std::string assess_html(const std::string& title, const std::vector<AssessedLaye
       << heat_map(
              layers, "recommendations",
              [](const HeadAssessment& head) { return recommendation_cell(head.recommendation); })
-      << "<p class=\"soft\">4b: sage2_4b; 8b: sage2_8b; v: with V smoothed.</p>\n"
+      << presets_key()
       << "<h2>Relative error against EXACT, in %</h2>\n<p>All heads of a layer together:</p>\n"
       << layer_table(layers) << "<p>By layer and head; blue: up to " << fixed(100 * middle, 2)
       << " %, orange: above.</p>\n"
