@@ -1143,6 +1143,10 @@ class Assess(CliTest):
         self.assertIn("prefers-color-scheme: dark", page)
         for outside in ("http", "<script", "<link", "@import", "url(", "<img"):
             self.assertNotIn(outside, page)
+        for tag in ("span", "div", "p", "h3", "figure", "table", "tr", "td", "th", "g", "text"):
+            opened = page.count(f"<{tag} ") + page.count(f"<{tag}>")
+            self.assertEqual(opened, page.count(f"</{tag}>"), tag)
+            self.assertGreater(opened, 0)
         for svg in page.split("<svg")[1:]:
             xml.etree.ElementTree.fromstring("<svg" + svg.split("</svg>")[0] + "</svg>")
         # Recommendations and six variants, two layers of two heads each; then K.

@@ -162,7 +162,8 @@ std::string shades_key(double target) {
     const bool last = shade == kShades - 1;
     const double limit = target * std::exp2(shade - kShadesWithin + 1 - (last ? 1 : 0));
     out << "<span><span class=\"key\" style=\"background: var(--s" << shade << ")\"></span>"
-        << (last ? "above " : "up to ") << fixed(100 * limit, limit < 0.01 ? 2 : 1) << " % &emsp;";
+        << (last ? "above " : "up to ") << fixed(100 * limit, limit < 0.01 ? 2 : 1)
+        << " %</span>\n";
   }
   out << "</p>\n";
   return out.str();
