@@ -81,6 +81,11 @@ void require_one_kind(const AssessFlags& flags) {
   }
 }
 
+[[noreturn]] void fail_for_lack_of(const std::string& missing, const std::string& name,
+                                   const std::string& path) {
+  throw Failure(kFileError, path + ": holds '" + name + "' but no '" + missing + "'");
+}
+
 // A layer that lacks a tensor is an error here: it would go missing from the report unseen.
 void require_complete(const SafetensorsFile& file, const std::string& path) {
   for (const std::string& name : file.names()) {
@@ -88,24 +93,26 @@ void require_complete(const SafetensorsFile& file, const std::string& path) {
       if (!name.ends_with(part)) continue;
       const std::string layer = name.substr(0, name.size() - 2);
       for (const char* other : {".q", ".k", ".v"}) {
-        if (file.contains(layer + other)) continue;
-        throw Failure(kFileError, path + ": holds '" + name + "' but no '" + layer + other + "'");
+        if (!file.contains(layer + other)) fail_for_lack_of(layer + other, name, path);
       }
     }
   }
 }
 
 std::vector<std::string> chosen_layers(const AssessFlags& flags, const SafetensorsFile& file) {
-  const std::vector<std::string> known = layers_of(file);
+  std::vector<std::string> known = layers_of(file);
   if (known.empty()) {
     throw Failure(kFileError, flags.file + ": holds no tensors NAME.q, NAME.k, NAME.v");
   }
   if (flags.layers.empty()) return known;
-  std::string names;
+  std::string names = "it holds:";
   for (const std::string& name : known) names += " " + name;
-  for (const std::string& layer : flags.layers) {
-    if (std::find(known.begin(), known.end(), layer) != known.end()) continue;
-    throw Failure(kFileError, flags.file + ": holds no layer '" + layer + "'; it holds:" + names);
+  const auto unknown =
+      std::find_if(flags.layers.begin(), flags.layers.end(), [&](const std::string& layer) {
+        return std::find(known.begin(), known.end(), layer) == known.end();
+      });
+  if (unknown != flags.layers.end()) {
+    throw Failure(kFileError, flags.file + ": holds no layer '" + *unknown + "'; " + names);
   }
   return flags.layers;
 }
