@@ -989,6 +989,383 @@ class Bench(CliTest):
         self.assertNotIn("cpu.svg", text)
 
 
+class Assess(CliTest):
+    SHAPES = ((1, 96, 2, 32), (1, 96, 1, 32), (1, 96, 1, 32))
+
+    def layer(self, seed, shapes=SHAPES, dtype="F16"):
+        return dict(zip("qkv", (noise(seed + i, shape, dtype) for i, shape in enumerate(shapes)),
+                        strict=True))
+
+    def write_layers(self, layers, metadata=None, name="model.safetensors"):
+        tensors = {f"{layer}.{part}": tensor for layer, parts in layers.items()
+                   for part, tensor in parts.items()}
+        return self.write(name, safetensors_bytes(tensors, metadata))
+
+    def assess(self, *flags):
+        """The report, and what is on stdout."""
+        stdout, _ = self.call("assess", *flags, "--json=report.json")
+        with open(self.path("report.json"), encoding="utf-8") as file:
+            return json.load(file), stdout
+
+    def test_statistics(self):
+        layer = self.layer(1)
+        for token in range(96):  # an offset in one channel of K and of V
+            layer["k"][0, token, 0, 3] += 8
+            layer["v"][0, token, 0, 5] += 20
+        layer = {name: tensor.rounded() for name, tensor in layer.items()}
+        report, stdout = self.assess(
+            self.write_layers({"a": layer}, {"mask": "causal", "sm_scale": "0.25"}), "--rows=96")
+        self.assertEqual((report["mask"], len(report["layers"])), ("causal", 1))
+        heads = report["layers"][0]["heads"]
+        self.assertEqual([(head["head"], head["kv_head"]) for head in heads], [(0, 0), (1, 0)])
+        k = layer["k"]
+        columns = [[k[0, token, 0, c] for token in range(96)] for c in range(32)]
+        means = [sum(column) / 96 for column in columns]
+        deviations = [math.sqrt(sum((x - mean) ** 2 for x in column) / 96)
+                      for column, mean in zip(columns, means, strict=True)]
+        energy = sum(x * x for x in k.values) / 96
+        got = heads[0]["k"]
+        self.assertEqual((got["min"], got["max"]), (min(k.values), max(k.values)))
+        self.assertEqual(got["absmax"], max(map(abs, k.values)))
+        self.assertAlmostEqual(got["mean_over_std"],
+                               max(abs(m) / d for m, d in zip(means, deviations, strict=True)), 4)
+        self.assertAlmostEqual(got["mean_share"], sum(m * m for m in means) / energy, 6)
+        largest = sorted(max(map(abs, column)) for column in columns)
+        self.assertAlmostEqual(got["channel_ratio"], largest[-1] / largest[16], 6)
+        self.assertLess(heads[0]["k_smoothed"]["mean_share"], 1e-9)
+        self.assertLess(heads[0]["k_smoothed"]["absmax"], 6)
+        self.assertGreater(heads[0]["v"]["mean_over_std"], 15)
+
+        # The softmax, from its definition.
+        q = layer["q"]
+        largest, effective = 0, 0
+        for i in range(96):
+            scores = [0.25 * sum(q[0, i, 1, c] * k[0, j, 0, c] for c in range(32))
+                      for j in range(i + 1)]
+            weights = [math.exp(score - max(scores)) for score in scores]
+            weights = [weight / sum(weights) for weight in weights]
+            largest += max(weights) / 96
+            effective += math.exp(-sum(w * math.log(w) for w in weights if w)) / 96
+        self.assertAlmostEqual(heads[1]["softmax"]["max_probability"], largest, 4)
+        self.assertAlmostEqual(heads[1]["softmax"]["effective_keys"] / effective, 1, 4)
+        self.assertEqual(heads[1]["softmax"]["visible_keys"], 48.5)
+
+        histogram = report["layers"][0]["k_histograms"][0]
+        self.assertEqual((sum(histogram["before"]), sum(histogram["after"])), (96 * 32, 96 * 32))
+        self.assertIn("a      1 ", stdout)
+
+    def test_errors_are_those_of_run(self):
+        layer = self.layer(5)
+        report, _ = self.assess(*self.write_qkv(*layer.values()))
+        for variant, flags in ((0, ["--preset=sage2_4b"]), (3, ["--preset=sage1"]),
+                               (5, ["--preset=sage2_8b", "--smooth-v=off"])):
+            out = self.attend(*layer.values(), *flags, "--out-dtype=f32")
+            exact = self.attend(*layer.values(), "--preset=exact", "--out-dtype=f32")
+            self.assertAlmostEqual(report["layers"][0]["presets"][variant]["rel_error"],
+                                   relative_error(out, exact), 6)
+
+    def test_predictions(self):
+        """Within a factor of two of what is measured, and 4-bit far from 8-bit."""
+        report, _ = self.assess(*self.write_qkv(*self.layer(9).values()))
+        for head in report["layers"][0]["heads"]:
+            for result in head["presets"]:
+                self.assertLess(abs(math.log2(result["predicted_error"] / result["rel_error"])), 1)
+            self.assertGreater(head["presets"][0]["predicted_error"],
+                               2 * head["presets"][1]["predicted_error"])
+
+    def test_recommendations(self):
+        path = self.write_layers({"a": self.layer(1), "b": self.layer(5)})
+        report, _ = self.assess(path, "--layers=b")
+        self.assertEqual([layer["name"] for layer in report["layers"]], ["b"])
+        errors = [result["rel_error"] for head in report["layers"][0]["heads"]
+                  for result in head["presets"]]
+        for target, preset in ((0.9, "sage2_4b"), (max(errors[1], errors[7]) + 1e-4, "sage2_8b"),
+                               (max(errors[3], errors[9]) + 1e-5, "sage1"), (1e-7, "exact")):
+            report, stdout = self.assess(path, "--layers=b", f"--target-error={target}")
+            self.assertEqual(report["recommendation"]["preset"], preset)
+            self.assertIn(f"all with one plan: {preset}", stdout)
+        report, _ = self.assess(path, "--target-cos=0.9999999999")
+        self.assertEqual(report["recommendation"]["preset"], "exact")
+        self.assertIsNone(report["target"]["max_rel_error"])
+
+    def test_v_with_an_offset_is_smoothed(self):
+        layer = self.layer(1)
+        layer["v"] = Tensor("F16", layer["v"].shape, [x + 20 for x in layer["v"].values]).rounded()
+        report, _ = self.assess(*self.write_qkv(*layer.values()))
+        self.assertEqual(report["recommendation"]["preset"], "sage2_4b")
+        self.assertTrue(report["recommendation"]["smooth_v"])
+        smoothed, unsmoothed = (report["layers"][0]["presets"][i]["rel_error"] for i in (1, 5))
+        self.assertLess(smoothed, unsmoothed)
+
+    def test_elements_that_are_not_finite(self):
+        for part in "qkv":
+            for value in (math.nan, math.inf):
+                with self.subTest(part=part, value=value):
+                    layer = self.layer(1)
+                    layer[part][0, 7, 0, 3] = value
+                    report, _ = self.assess(*self.write_qkv(*layer.values()), "--html=page.html")
+                    head = report["layers"][0]["heads"][0]
+                    self.assertEqual(head[part]["nonfinite"], 1)
+                    self.assertLess(head[part]["absmax"], 10)
+                    self.assertEqual(head["recommendation"]["preset"], "exact")
+                    self.assertIn("not finite", head["recommendation"]["reason"])
+                    self.assertEqual(report["recommendation"]["preset"], "exact")
+
+    def test_constant_tensors(self):
+        layer = {name: Tensor(tensor.dtype, tensor.shape, [0.0] * len(tensor.values))
+                 for name, tensor in self.layer(1).items()}
+        report, _ = self.assess(*self.write_qkv(*layer.values()), "--html=page.html")
+        head = report["layers"][0]["heads"][0]
+        self.assertEqual((head["k"]["mean_over_std"], head["k"]["mean_share"]), (0, 0))
+        self.assertEqual(report["recommendation"]["preset"], "sage2_4b")
+
+    def test_batch_layout_and_one_token(self):
+        layer = self.layer(1, ((2, 3, 2, 8), (2, 1, 2, 8), (2, 1, 2, 8)))
+        nhd, _ = self.assess(*self.write_qkv(*layer.values()))
+        self.assertEqual([(head["batch"], head["head"]) for head in nhd["layers"][0]["heads"]],
+                         [(0, 0), (0, 1), (1, 0), (1, 1)])
+        transposed = [tensor.transposed() for tensor in layer.values()]
+        hnd, _ = self.assess(*self.write_qkv(*transposed), "--layout=hnd")
+        self.assertEqual(nhd, hnd)
+        # Queries before the first key see none.
+        causal, _ = self.assess(*self.write_qkv(*layer.values()), "--mask=causal")
+        self.assertEqual(causal["layers"][0]["heads"][0]["softmax"]["visible_keys"], 1)
+
+    def test_html(self):
+        layers = {"a<b": self.layer(1), "c": self.layer(5)}
+        self.call("assess", self.write_layers(layers, {"model": "x & y"}), "--html=page.html",
+                  "--target-cos=0.99")
+        with open(self.path("page.html"), encoding="utf-8") as file:
+            page = file.read()
+        self.assertIn("<h1>x &amp; y</h1>", page)
+        self.assertIn("CosSim of at least 0.99000 in every head", page)
+        self.assertNotIn("a<b", page)
+        self.assertIn("prefers-color-scheme: dark", page)
+        for outside in ("http", "<script", "<link", "@import", "url(", "<img"):
+            self.assertNotIn(outside, page)
+        for tag in ("span", "div", "p", "h3", "figure", "table", "tr", "td", "th", "g", "text"):
+            opened = page.count(f"<{tag} ") + page.count(f"<{tag}>")
+            self.assertEqual(opened, page.count(f"</{tag}>"), tag)
+            self.assertGreater(opened, 0)
+        for svg in page.split("<svg")[1:]:
+            xml.etree.ElementTree.fromstring("<svg" + svg.split("</svg>")[0] + "</svg>")
+        # Recommendations and six variants, two layers of two heads each; then K.
+        self.assertEqual(page.count("<title>") - 1, 7 * 4)
+        self.assertEqual(page.count("range of each channel of K"), 2 * 2)
+        self.assertNotRegex(page, r"(?i)[^a-z]nan[^a-z]|[^a-z]inf[^a-z]")
+
+    def test_shipped_data(self):
+        report, _ = self.assess(os.path.join(ROOT, "examples", "data", "minilm-l6-v2.safetensors"),
+                                "--layers=layer_00")
+        self.assertEqual(report["recommendation"]["preset"], "sage2_8b")
+        k = [head["k"] for head in report["layers"][0]["heads"]]
+        # As examples/data/README.md has it.
+        self.assertEqual(round(max(head["absmax"] for head in k), 2), 12.27)
+        self.assertEqual(round(max(head["mean_over_std"] for head in k), 1), 1.7)
+
+    def test_device(self):
+        self.fake_device()  # it computes nothing: all outputs are 0
+        report, _ = self.assess(*self.write_qkv(*self.layer(1).values()), "--backend=cuda")
+        for result in report["layers"][0]["presets"]:
+            self.assertEqual(result.get("rel_error", 0), 0)
+
+    def test_what_an_arch_cannot_run(self):
+        report, stdout = self.assess(*self.write_qkv(*self.layer(1).values()), "--arch=80",
+                                     "--html=page.html")
+        results = report["layers"][0]["heads"][0]["presets"]
+        self.assertEqual([result["preset"] for result in results if "error" in result],
+                         ["sage2_4b", "sage2_8b", "sage2pp", "sage2_4b", "sage2_8b"])
+        self.assertIn("SAGEATTN_E_UNSUPPORTED", results[0]["error"])
+        self.assertEqual(report["recommendation"]["preset"], "sage1")
+        self.assertIn("all with one plan: sage1 (2 of 2 need it): --preset sage1\n", stdout)
+
+    def test_a_gpu_errs_as_the_cpu_does(self):
+        qkv = self.write_qkv(*self.layer(1).values())
+        done = subprocess.run([PROGRAM, "assess", *qkv, "--backend=cuda", "--json=gpu.json"],
+                              capture_output=True, text=True, check=False, cwd=self.folder.name)
+        if "SAGEATTN_E_NO_DEVICE" in done.stderr:
+            self.assertEqual(done.returncode, LIBRARY)
+            self.skipTest("no GPU")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        with open(self.path("gpu.json"), encoding="utf-8") as file:
+            gpu = json.load(file)["layers"][0]["presets"]
+        cpu = self.assess(*qkv)[0]["layers"][0]["presets"]
+        for one, other in zip(gpu, cpu, strict=True):
+            if "error" not in one:
+                self.assertLess(abs(math.log2(one["rel_error"] / other["rel_error"])), 0.5)
+
+    def test_errors(self):
+        good = self.layer(1)
+        path = self.write_layers({"a": good})
+        qkv = self.write_qkv(*good.values())
+        for flags, message in (
+                ([], "give FILE, or all of --q, --k and --v"),
+                (qkv[:4], "give FILE, or all of"),
+                ([path, *qkv], "FILE: goes without --q"),
+                ([qkv[1]], "not a .safetensors file"),
+                ([*qkv, "--layers=a"], "--layers: needs FILE"),
+                ([path, "--target-error=0"], "--target-error: 0.000000 is not above 0"),
+                ([path, "--target-error=nan"], "--target-error"),
+                ([path, "--target-cos=1"], "--target-cos: 1.000000 is not above 0 and below 1"),
+                ([path, "--rows=0"], "--rows: Value 0 not in range 1 to"),
+                ([path, "--mask=window"], "--mask: unknown value 'window'; it takes none, causal")):
+            with self.subTest(message):
+                self.assertIn(message, self.call("assess", *flags, code=USAGE)[1])
+        for layers, metadata, message in (
+                ({"a": good, "b": {"q": good["q"], "k": good["k"]}}, None,
+                 "holds 'b.k' but no 'b.v'"),
+                ({"a": {"x": good["q"]}}, None, "holds no tensors NAME.q"),
+                ({"a": self.layer(1, ((1, 9, 2, 8), (1, 9, 2, 8), (1, 8, 2, 8)))}, None,
+                 "a: k and v differ in their tokens"),
+                ({"a": self.layer(1, ((1, 9, 3, 8), (1, 9, 2, 8), (1, 9, 2, 8)))}, None,
+                 "a: the heads of q are not a multiple"),
+                ({"a": self.layer(1, ((9, 8), (9, 8), (9, 8)))}, None, "a: q has shape [9, 8]"),
+                ({"a": self.layer(1, ((1, 0, 2, 8), (1, 9, 2, 8), (1, 9, 2, 8)))}, None,
+                 "a: there is nothing to assess in a tensor of shape [1, 0, 2, 8]"),
+                ({"a": self.layer(1, ((1, 9, 2, 8), (1, 0, 2, 8), (1, 0, 2, 8)))}, None,
+                 "a: there is nothing to assess"),
+                ({"a": good}, {"mask": "tree"}, "its mask is 'tree'"),
+                ({"a": good}, {"sm_scale": "much"}, "its sm_scale is 'much'"),
+                ({"a": good}, {"layout": "DHN"}, "its layout is 'DHN'")):
+            with self.subTest(message):
+                self.write_layers(layers, metadata, "bad.safetensors")
+                self.assertIn(message,
+                              self.call("assess", "bad.safetensors", "--json=no.json", code=FILE)[1])
+                self.assertFalse(os.path.exists(self.path("no.json")))
+        stderr = self.call("assess", path, "--layers=a,z", code=FILE)[1]
+        self.assertIn("holds no layer 'z'; it holds: a", stderr)
+        self.call("assess", path, "--html=no_folder/a.html", code=FILE)
+        self.call("assess", path, "--sm-scale=inf", code=LIBRARY)
+
+
+class EstimateCommand(CliTest):
+    SHAPE = ("--layers=32", "--heads=32", "--kv-heads=8", "--head-dim=128", "--batch=4")
+
+    def rows(self, preset, tops, mask="causal", dim=128):
+        return [{"preset": preset, "mask": mask, "head_dim": dim, "seq": seq, "tops": speed}
+                for seq, speed in tops.items()]
+
+    def report(self, rows, name="bench.json"):
+        content = {"machine": {"name": "Fast GPU"}, "settings": {"batch": 4, "heads": 32},
+                   "rows": rows}
+        return self.write(name, json.dumps(content).encode())
+
+    def both(self):
+        return self.report(self.rows("exact", {1024: 100, 4096: 200}) +
+                           self.rows("sage2_8b", {4096: 600, 1024: 200}))
+
+    def test_time(self):
+        flags = (*self.SHAPE, "--bench", self.both(), "--attention-share=0.5")
+        result = self.call_json("estimate", *flags, "--seq=4096")
+        operations = 4 * 32 * 4 * 32 * 4096 ** 2 * 128 / 2
+        self.assertEqual(result["attention_operations"], operations)
+        self.assertAlmostEqual(result["attention_before_ms"], operations / 200e9)
+        self.assertAlmostEqual(result["attention_after_ms"], operations / 600e9)
+        self.assertAlmostEqual(result["attention_speedup"], 3)
+        self.assertAlmostEqual(result["other_ms"], result["attention_before_ms"])
+        self.assertAlmostEqual(result["speedup"], 1 / (0.5 + 0.5 / 3))
+        self.assertAlmostEqual(result["amdahl_bound"], 2)
+        self.assertEqual(result["notes"], [])
+        # Half way in log(seq) is half way in speed.
+        result = self.call_json("estimate", *flags, "--seq=2048")
+        self.assertAlmostEqual(result["measured"]["after"]["tops"], 400)
+        self.assertAlmostEqual(result["measured"]["before"]["tops"], 150)
+        full = self.call("estimate", *flags, "--seq=4096", "--mask=full", code=FILE)[1]
+        self.assertIn("holds no rows of sage2_8b, full, dim 128; it holds:", full)
+        self.assertIn("exact, causal, dim 128", full)
+
+    def test_baselines_and_other(self):
+        flags = (*self.SHAPE, "--bench", self.both(), "--seq=4096")
+        result = self.call_json("estimate", *flags, "--baseline-attention-ms=100",
+                                "--other-flops=3e14", "--tflops=1000")
+        self.assertEqual(result["attention_before_ms"], 100)
+        self.assertAlmostEqual(result["other_ms"], 300)
+        self.assertAlmostEqual(result["attention_share"], 0.25)
+        result = self.call_json("estimate", *flags, "--baseline-tops=300", "--attention-share=1")
+        self.assertAlmostEqual(result["speedup"], 2)
+        self.assertIsNone(result["amdahl_bound"])
+        other = self.report(self.rows("sage1", {4096: 300}), "other.json")
+        result = self.call_json("estimate", *flags, "--baseline-bench", other,
+                                "--baseline-preset=sage1", "--attention-share=0.2")
+        self.assertAlmostEqual(result["attention_speedup"], 2)
+
+    def test_extrapolation(self):
+        flags = (*self.SHAPE, "--bench", self.both(), "--attention-share=0.5")
+        result = self.call_json("estimate", *flags, "--seq=8192")
+        self.assertEqual(result["measured"]["after"], {
+            "what": "sage2_8b, causal, dim 128", "machine": "Fast GPU", "tops": 600,
+            "extrapolated_by": 2})
+        self.assertIn("after: extrapolated by a factor of 2.00", result["notes"][0])
+        for seq in (8193, 511):
+            stderr = self.call("estimate", *flags, f"--seq={seq}", code=FILE)[1]
+            self.assertIn(f"--seq {seq} is a factor of 2.0 beyond what was measured of "
+                          "sage2_8b, causal, dim 128 (1024..4096); the limit is 2", stderr)
+        stdout, _ = self.call("estimate", *flags, "--seq=65536", "--extrapolate")
+        self.assertIn("note: after: extrapolated by a factor of 16.00", stdout)
+
+    def test_less_work_than_was_measured_is_noted(self):
+        result = self.call_json("estimate", *self.SHAPE[:-1], "--bench", self.both(),
+                                "--attention-share=0.5", "--seq=4096")
+        self.assertIn("batch * heads = 128, asked for 32", result["notes"][0])
+
+    def test_shipped_measurements(self):
+        folder = os.path.join(ROOT, "docs", "performance")
+        stdout, _ = self.call("estimate", *self.SHAPE, "--seq=16384", "--bench",
+                              os.path.join(folder, "h200.json"), "--baseline-bench",
+                              os.path.join(folder, "h200-presets.json"), "--attention-share=0.4")
+        self.assertIn("on NVIDIA H200", stdout)
+        self.assertRegex(stdout, r"(?m)^whole .* 1\.\d\d$")
+
+    def test_errors(self):
+        base = [*self.SHAPE, "--seq=4096", "--bench", self.both()]
+        for flags, message in (
+                ([], "give --other-flops with --tflops, or --attention-share"),
+                (["--other-flops=1"], "--tflops"),
+                (["--attention-share=0"], "--attention-share: 0.000000 is not above 0"),
+                (["--attention-share=1.5"], "--attention-share: 1.500000"),
+                (["--attention-share=nan"], "--attention-share"),
+                (["--other-flops=-1", "--tflops=1"], "--other-flops: -1.000e+00 is negative"),
+                (["--other-flops=1", "--tflops=0"], "--tflops: 0.000e+00 is not above 0"),
+                (["--attention-share=0.5", "--baseline-attention-ms=inf"], "--baseline-attention-ms"),
+                (["--attention-share=0.5", "--baseline-tops=1", "--baseline-attention-ms=1"],
+                 "--baseline-tops"),
+                (["--attention-share=0.5", "--kv-heads=5"], "--kv-heads")):
+            with self.subTest(flags=flags):
+                self.assertIn(message, self.call("estimate", *base, *flags, code=USAGE)[1])
+        stderr = self.call("estimate", "--layers=1", "--heads=32", "--kv-heads=5", "--head-dim=64",
+                           "--seq=9", "--bench=a", "--attention-share=1", code=USAGE)[1]
+        self.assertIn("--kv-heads: 5 does not divide --heads 32", stderr)
+        share = [*self.SHAPE, "--seq=4096", "--attention-share=0.5", "--bench"]
+        row = self.rows("sage2_8b", {4096: 1})[0]
+        for content, message in (
+                (b"", "has no list 'rows'"), (b"{", "has no list 'rows'"), (b"[]", "no list 'rows'"),
+                (b'{"rows": 3}', "no list 'rows'"), (b'{"rows": []}', "it holds: none"),
+                (b'{"rows": [{"preset": 3}]}', "a row lacks preset"),
+                (json.dumps({"rows": [{**row, "tops": 0}]}).encode(), "must be above 0"),
+                (json.dumps({"rows": [{**row, "seq": -5}]}).encode(), "must be above 0"),
+                (json.dumps({"rows": [{**row, "error": "no"}]}).encode(), "it holds: none"),
+                (json.dumps({"rows": [row]}).encode(), "holds no rows of exact")):
+            with self.subTest(content=content):
+                path = self.write("bad.json", content)
+                self.assertIn(message, self.call("estimate", *share, path, code=FILE)[1])
+        self.assertIn("nowhere.json: cannot be read",
+                      self.call("estimate", *share, "nowhere.json", code=FILE)[1])
+
+
+class Document(CliTest):
+    def test_assess(self):
+        """What docs/assess.md shows is what the program prints."""
+        with open(os.path.join(ROOT, "docs", "assess.md"), encoding="utf-8") as file:
+            text = file.read()
+        blocks = [block.split("```")[0] for block in text.split("```text\n")[1:]]
+        estimate = next(line for line in text.splitlines() if line.startswith("sageattn estimate"))
+        shown = {"assess examples/data/smollm2-135m.safetensors": blocks[0],
+                 estimate.removeprefix("sageattn "): blocks[1]}
+        for command, block in shown.items():
+            with self.subTest(command):
+                self.assertEqual(self.call(*command.split(), cwd=ROOT)[0], block)
+
+
 class Errors(CliTest):
     def run_flags(self, *flags, code, shapes=((1, 4, 2, 8), (1, 6, 2, 8), (1, 6, 2, 8))):
         qkv = self.write_qkv(*(noise(i, shape) for i, shape in enumerate(shapes)))
@@ -1003,7 +1380,7 @@ class Errors(CliTest):
                 self.call(*arguments, code=USAGE)
 
     def test_an_unknown_command_lists_the_known_ones(self):
-        known = "the commands are run, compare, demo, compile, bench, info, selftest\n"
+        known = "the commands are run, compare, demo, compile, bench, assess, estimate, info, selftest\n"
         _, stderr = self.call("fly", "--json", code=USAGE)
         self.assertIn(f"unknown command 'fly'; {known}", stderr)
         _, stderr = self.call(code=USAGE)

@@ -85,7 +85,6 @@ class Attention {
   }
   int64_t group() const { return q_.heads / k_.heads; }
 
-  void check_shapes() const;
   void check_lengths() const;
   std::vector<Part> parts(const Context& context) const;
   sageattn_attn_desc desc_for(const Part& part) const;
@@ -107,21 +106,9 @@ Attention::Attention(const sageattn_attn_desc& desc, const AttentionInputs& inpu
       q_(view_of(inputs.q, desc.layout, "q")),
       k_(view_of(inputs.k, desc.layout, "k")),
       v_(view_of(inputs.v, desc.layout, "v")) {
-  check_shapes();
+  check_shapes(inputs, desc.layout);
   check_lengths();
   status_.resize(sequences());
-}
-
-void Attention::check_shapes() const {
-  require(in_.k.type == in_.v.type, std::string("k is ") + name_of(in_.k.type) + " but v is " +
-                                        name_of(in_.v.type) + ": they must have one type");
-  require(q_.batches == k_.batches && q_.batches == v_.batches,
-          "q, k and v differ in their batch" + shapes(in_));
-  require(k_.tokens == v_.tokens, "k and v differ in their tokens" + shapes(in_));
-  require(k_.heads == v_.heads, "k and v differ in their heads" + shapes(in_));
-  require(q_.channels == k_.channels, "q and k differ in their channels" + shapes(in_));
-  require(k_.heads > 0 && q_.heads % k_.heads == 0,
-          "the heads of q are not a multiple of those of k" + shapes(in_));
 }
 
 void Attention::check_lengths() const {
@@ -292,6 +279,21 @@ View view_of(const Tensor& tensor, int32_t layout, const std::string& name) {
   view.stride_token = stride(token_major ? sizes[2] * sizes[3] : sizes[3]);
   view.stride_head = stride(token_major ? sizes[3] : sizes[2] * sizes[3]);
   return view;
+}
+
+void check_shapes(const AttentionInputs& in, int32_t layout) {
+  const View q = view_of(in.q, layout, "q");
+  const View k = view_of(in.k, layout, "k");
+  const View v = view_of(in.v, layout, "v");
+  require(in.k.type == in.v.type, std::string("k is ") + name_of(in.k.type) + " but v is " +
+                                      name_of(in.v.type) + ": they must have one type");
+  require(q.batches == k.batches && q.batches == v.batches,
+          "q, k and v differ in their batch" + shapes(in));
+  require(k.tokens == v.tokens, "k and v differ in their tokens" + shapes(in));
+  require(k.heads == v.heads, "k and v differ in their heads" + shapes(in));
+  require(q.channels == k.channels, "q and k differ in their channels" + shapes(in));
+  require(k.heads > 0 && q.heads % k.heads == 0,
+          "the heads of q are not a multiple of those of k" + shapes(in));
 }
 
 AttentionOutputs attend(const Context& context, sageattn_attn_desc desc,

@@ -29,6 +29,9 @@ struct AttentionInputs {
   bool want_lse = false;
 };
 
+// Throws Failure(kFileError), naming all three shapes, unless the tensors fit each other.
+void check_shapes(const AttentionInputs& inputs, int32_t layout);
+
 struct AttentionOutputs {
   Tensor out;
   Tensor lse;  // without elements unless wanted

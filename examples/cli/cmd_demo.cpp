@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "activations.h"
 #include "attention.h"
 #include "commands.h"
 #include "demo_presets.h"
@@ -97,52 +98,15 @@ std::vector<fs::path> data_files(const DemoFlags& flags) {
   return files;
 }
 
-std::string metadata(const SafetensorsFile& file, const fs::path& path, const std::string& key) {
-  const auto found = file.metadata().find(key);
-  if (found != file.metadata().end()) return found->second;
-  throw Failure(kFileError, path.string() + ": its metadata lacks '" + key + "'");
-}
-
-float parse_scale(const std::string& text, const fs::path& path) {
-  try {
-    return std::stof(text);
-  } catch (const std::exception&) {
-    throw Failure(kFileError, path.string() + ": its sm_scale is '" + text + "', not a number");
-  }
-}
-
-int32_t parse_mask(const std::string& text, const fs::path& path) {
-  if (text == "causal") return SAGEATTN_MASK_CAUSAL_BOTTOM_RIGHT;
-  if (text == "none") return SAGEATTN_MASK_NONE;
-  throw Failure(kFileError, path.string() + ": its mask is '" + text + "', not causal or none");
-}
-
-int32_t parse_layout(const std::string& text, const fs::path& path) {
-  if (text == "NHD") return SAGEATTN_LAYOUT_NHD;
-  if (text == "HND") return SAGEATTN_LAYOUT_HND;
-  throw Failure(kFileError, path.string() + ": its layout is '" + text + "', not NHD or HND");
-}
-
-// Names with the tensors .q, .k and .v.
-std::vector<std::string> layers_of(const SafetensorsFile& file) {
-  std::vector<std::string> layers;
-  for (const std::string& name : file.names()) {
-    if (!name.ends_with(".q")) continue;
-    const std::string layer = name.substr(0, name.size() - 2);
-    if (file.contains(layer + ".k") && file.contains(layer + ".v")) layers.push_back(layer);
-  }
-  return layers;
-}
-
 void append_cases(const fs::path& path, std::vector<Case>& cases) {
   const SafetensorsFile file(path);
   for (const std::string& layer : layers_of(file)) {
     Case added{};
     added.name = path.stem();
     added.layer = layer;
-    added.layout = parse_layout(metadata(file, path, "layout"), path);
-    added.mask = parse_mask(metadata(file, path, "mask"), path);
-    added.sm_scale = parse_scale(metadata(file, path, "sm_scale"), path);
+    added.layout = metadata_layout(file, path);
+    added.mask = metadata_mask(file, path);
+    added.sm_scale = metadata_scale(file, path);
     added.inputs.q = file.read(layer + ".q");
     added.inputs.k = file.read(layer + ".k");
     added.inputs.v = file.read(layer + ".v");

@@ -20,6 +20,8 @@ Command add_compare(CLI::App& program);
 Command add_demo(CLI::App& program);
 Command add_compile(CLI::App& program);
 Command add_bench(CLI::App& program, const std::string& command);  // as it was typed
+Command add_assess(CLI::App& program);
+Command add_estimate(CLI::App& program);
 Command add_info(CLI::App& program);
 Command add_selftest(CLI::App& program);
 

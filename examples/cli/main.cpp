@@ -100,6 +100,8 @@ int guarded_main(int argc, char** argv) {
                                          add_demo(program),
                                          add_compile(program),
                                          add_bench(program, command_line(argc, argv)),
+                                         add_assess(program),
+                                         add_estimate(program),
                                          add_info(program),
                                          add_selftest(program)};
   try {
