@@ -39,7 +39,7 @@ TITLES = {
     "pv": "Formats of P and V",
     "accumulation": "Accumulation of P V",
     "qk": "E4M3 against INT8 and INT4 for Q and K",
-    "types": "Types of the inputs, and cross-attention",
+    "types": "Presets, types of the inputs, cross-attention",
 }
 TEXTS = {
     "smoothing": "Per-thread scales on the tile of mma.sync (128 x 64), P and V in FP16: only Q K^T is quantized.",
@@ -54,27 +54,59 @@ TEXTS = {
     "types": "Presets as they are, WGMMA where they have it. Inputs rounded to the type, output in it, against fp64 attention of "
              "the activations *before* rounding: EXACT shows what the type alone costs.",
 }
+# Kept by hand: read them again when the measurements change.
 NOTES = {
-    "smoothing": "Hadamard and SmoothAttn without smoothing are weak in the paper and help more here: a rotation "
-                 "spreads a channel that is large in some tokens, which these activations have as well, but leaves an "
-                 "offset common to all tokens an offset. Smoothing Q alone does more than smoothing K alone on SmolLM2, where the paper "
-                 "has their worst heads nearly equal (93.10, 90.86): after rotary embedding and in 1024 tokens the queries of a tile "
-                 "share more than the keys of the whole sequence do. On `fa3` there is no offset to remove and smoothing does "
-                 "nothing; rotating does. On `v_bias` V hardly varies, so that nothing in Q K^T can hurt the output.",
-    "granularity": "Per thread is published as equal to per token; here the step between them can be seen, because fewer "
-                   "rows than in a video model's neighbourhoods are alike. Per thread is closer to per token than per block is.",
-    "pv": "INT8 is far better on the two models than published, because its failure needs many probabilities below 1/254 of the "
-          "row's largest that together still weigh much: long rows with a sink. `sink` is made so, and gives INT8 the published "
-          "size of error. On `v_bias` the sum of the rounded P is what makes E5M2 and E4M3 exact to within V's own rounding.",
-    "accumulation": "The paper gives CosSim 98.25 -> 99.75 % and RMSE 0.2387 -> 0.0773 for smoothing V where its channels are biased, "
-                    "and nothing that isolates two levels. CosSim hides an error that scales the whole output, as truncation of a "
-                    "biased V does; so relative L1 stands here. On zero-mean V a single level costs little until the "
-                    "sum is long; on biased V it loses several per cent, and promotion every 128 keys or smoothing per sequence cures it. "
-                    "On `drift` the mean over the sequence is nearly 0 and smoothing by it does nothing; smoothing per group helps "
-                    "as far as the group is shorter than the drift.",
-    "qk": "Three fraction bits of E4M3 against INT8's seven below the largest of a group: INT8 is better wherever smoothing has "
-          "taken the outliers, as published for the choice of INT8. E4M3's floating scale is an advantage only for groups with outliers.",
-    "types": "bf16 inputs cost the 8-bit preset little beside its own error.",
+    "smoothing": """
+Where it differs from the published, and why. None of it breaks the order none < K < Q+K.
+
+- Hadamard and SmoothAttn alone help more here than there: these activations have channels that are large in some tokens, which a
+  rotation spreads, and not only offsets common to all tokens, which it leaves offsets. The worst head gains nothing from Hadamard
+  in both. For the same reason Hadamard still adds to Q+K on SmolLM2, most in the worst head.
+- Smoothing Q does more than smoothing K on the models, where the paper has the worst heads nearly equal. In the layers of
+  examples/data the mean of 128 queries holds 58 to 74 % of their energy in SmolLM2, the mean of all keys 39 to 63 % (MiniLM: 32 to
+  53 % and 26 to 37 %): rotary embedding turns what keys far apart have in common, but not that of neighbours.
+- The worst head of Q+K in SmolLM2 is worse than published; rotation lifts it, so what is left there are uneven channels.
+- On `fa3` there is no offset to remove and smoothing does nothing; rotation does. On `v_bias` V hardly varies, so that no error of
+  Q K^T can reach the output, and CosSim says nothing: see the other metrics.
+""",
+    "granularity": """
+The paper has per thread as good as per token. Here a step between them can be seen: 4 queries and 16 keys share a scale, and rows of a
+text differ more in size than neighbouring patches of a video do (this reason is a guess; the outlier rows of `fa3` show the effect).
+""",
+    "pv": """
+- INT8 fails less on the models than published. What it loses are probabilities below 1/254 of the row's largest, and it takes many of
+  them, which together weigh much, to lose a row: long rows with an attention sink. `sink` is made so, at 1024 keys, and gives INT8 the
+  published size of error, while E4M3 and E5M2, whose step shrinks with the value, hold.
+- E4M3 is close to FP16 as published, about twice as close as E5M2, but not the same: CosSim near 100 % hides a relative error of 2 %,
+  most of it the rounding of P and V themselves.
+- A scale for every 64 keys instead of one for all helps little (E4M3: 2 to 7 % of the error), more where V has an offset (E5M2).
+- Sum of rounded P against sum of P: the rounded one is the same or better with FP8, clearly so where V has an offset (`v_bias`),
+  which then cancels. With INT8 it is worse on `outlier_channels`, `fa3` and `sink`: what rounding to zero took from the row
+  is then taken from its weight as well.
+""",
+    "accumulation": """
+The paper gives CosSim 98.25 -> 99.75 % and RMSE 0.2387 -> 0.0773 for smoothing V where its channels are biased, and isolates neither
+two levels nor their interval. CosSim does not see an error that scales the whole output, as truncation of a biased V does (99.999 % where
+7.4 % are lost), so relative L1 stands here.
+
+- Zero-mean V hides the accumulator: even a single level adds little to the 4 % that INT8 and E4M3 cost, up to 65536 keys.
+- Biased V shows it: a single level loses 1.5 % at 1024 keys and 54 % at 65536, two levels 0.03 to 0.05 % at 128 keys whatever the length, 1.5 % at
+  1024 keys. So without smoothing promotion must be frequent. Smoothing per sequence cures this input at any interval.
+- `drift` is what the mean over the sequence cannot cure: it is nearly 0. Rows unsmoothed and per sequence are equal; per group the error
+  falls wherever the group is shorter than the drift: at 65536 keys, promoted every 1024, from 1.37 to 0.026 %, which is what
+  fp32 sums give. Where a group spans the sequence (1024 keys of 1024) it is the mean of the sequence.
+- fp16 accumulators of 64 keys truncate nothing but round to 11 bits: worse than two levels at 128 on biased V, the same once it is smoothed.
+""",
+    "qk": """
+INT8 is better than E4M3 on every input and with every smoothing here, by a factor of 1.8 to 5.6 in relative L1: below the largest value of a
+group E4M3 keeps 4 significant bits, INT8 up to 7, and smoothed groups hold few values so small that E4M3's floating point would pay.
+Outliers (`outlier_channels` unsmoothed) do not turn it round: E4M3 then errs in the large values, which dominate the product.
+""",
+    "types": """
+bf16 inputs cost eight times what fp16 inputs do (EXACT), and either disappears beside the error of the quantized presets. Cross-attention
+(without a mask) has no larger error than self-attention: smoothing takes each side's own mean. The paper cites FlashAttention-3's test on `fa3` inputs (of other
+length and head_dim) with RMSE 1.9e-4 for fp16, 2.4e-2 for FP8 with one scale a tensor and 9.1e-3 for FlashAttention-3's FP8.
+""",
 }
 METRICS = [("cos", "CosSim, %", 100), ("l1", "relative L1, %", 100), ("rmse", "RMSE", 1)]
 MEASURED = ("input", "keys", "cos", "l1", "rmse", "worst_cos", "worst_l1", "worst_rmse", "worst_at",
@@ -179,13 +211,26 @@ def order_sentence(table):
     return f"Order by the worst head, published: {' < '.join(theirs)}; SmolLM2: {' < '.join(ours)}."
 
 
+def step_sentence(table):
+    """How much of the way from block to token the granularity of a thread goes."""
+    rows = {row["granularity"]: row for row in table["rows"]
+            if row["input"] == "smollm2" and row["QK"] == "INT4"}
+    if not all("cos" in rows.get(name, {}) for name in ("block", "thread", "token")):
+        return None
+    shares = [(rows["thread"][key] - rows["block"][key]) / (rows["token"][key] - rows["block"][key])
+              for key in ("cos", "worst_cos")]
+    return "From per block to per token, per thread goes {:.0%} of the way in the average of SmolLM2's heads, " \
+           "{:.0%} in its worst.".format(*shares)
+
+
 def section(table):
     name, refusals = table["name"], []
     yield from [f"## {TITLES[name]}", "", TEXTS[name], ""]
     if name in ("accumulation", "types"):
         sources = {source["name"]: source for source in table["inputs"]}
         yield from [*(f"- `{source['name']}`: {source['text']}; {source['layers']} x {source['heads']} heads, "
-                      f"{source['queries']} queries, head_dim {source['head_dim']}" for source in sources.values()), ""]
+                      f"{source['queries']} queries, head_dim {source['head_dim']}" for source in sources.values()
+                      if name == "accumulation" or source["name"].startswith("cross")), ""]
     if name == "accumulation":
         yield from accumulation_table(table, refusals)
     else:
@@ -195,7 +240,9 @@ def section(table):
         yield f"({index}) {refusal}"
         yield ""
     order = order_sentence(table) if name in PUBLISHED else None
-    yield from [*([order] if order else []), NOTES[name], ""]
+    if name == "granularity":
+        order = " ".join(filter(None, [order, step_sentence(table)]))
+    yield from [*([order] if order else []), NOTES[name]]
 
 
 def heading(report):
