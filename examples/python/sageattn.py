@@ -216,7 +216,8 @@ class Attention:
     """Attention with one set of numerics: a preset, and fields of the desc that differ from it.
 
     dtype: of inputs and output inside the library. F16 and F32 take arrays of that type, BF16
-    float32 arrays, which it rounds. numerics: e.g. qk_format="i4", promotion_interval=512.
+    float32 arrays, which it rounds. numerics: e.g. qk_format="i4", promotion_interval=512, or
+    out_dtype=F32.
     """
 
     def __init__(self, preset: int = AUTO, mask: int = NO_MASK, dtype: int = F32,
@@ -260,7 +261,8 @@ class Attention:
         convert = {F16: lambda x: np.ascontiguousarray(x, np.float16),
                    F32: lambda x: np.ascontiguousarray(x, np.float32), BF16: to_bf16}[self._dtype]
         arrays = [convert(x) for x in (q, k, v)]
-        out = np.empty((*q.shape[:3], v.shape[3]), arrays[0].dtype)
+        out_type = {F16: np.float16, BF16: np.uint16, F32: np.float32}[info.out_dtype]
+        out = np.empty((*q.shape[:3], v.shape[3]), out_type)
         memory = _DeviceMemory(0) if info.backend == BACKEND_CUDA else _HostMemory()
         try:
             addresses = [memory.put(x) for x in (*arrays, out)]
@@ -273,7 +275,7 @@ class Attention:
             memory.get(addresses[3], out)
         finally:
             memory.free()
-        return from_bf16(out) if self._dtype == BF16 else out.astype(np.float32)
+        return from_bf16(out) if info.out_dtype == BF16 else out.astype(np.float32)
 
 
 def _shape(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> tuple[int, ...]:
