@@ -84,7 +84,10 @@ check_tidy() {
 mkdir -p "$logs"
 if $ci; then install_llvm_tools; fi
 install_build_tools
-if $ci; then install_nvdisasm; fi
+if $ci; then
+  install_nvdisasm
+  install_numpy
+fi
 launcher=()
 if command -v ccache >/dev/null; then
   launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
