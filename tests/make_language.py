@@ -119,11 +119,8 @@ def perplexity(report, name):
 
 
 def ranks(values):
-    order = sorted(range(len(values)), key=lambda i: values[i])
-    result = [0] * len(values)
-    for rank, i in enumerate(order):
-        result[i] = rank
-    return result
+    """Equal values share the mean of their ranks."""
+    return [sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]
 
 
 def correlation(x, y):

@@ -37,6 +37,7 @@ def main(arguments):
     if len(arguments) != 1:
         sys.exit(__doc__)
     os.environ["SAGEATTN_LIBRARY"] = os.path.abspath(arguments[0])
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # more wait for each other when tests share the cores
     try:
         import numpy  # noqa: F401
     except ImportError:
