@@ -50,6 +50,14 @@ def table(head, lines):
         yield "| " + " | ".join(map(str, line)) + " |"
 
 
+def missing(rows):
+    """A sentence on what a run left out or did not come to."""
+    names = [text for key, text in NAMES.items() if not any(row["name"] == key for row in rows)]
+    if names:
+        yield f"Not measured in this run: {', '.join(names)}."
+        yield ""
+
+
 def facts(report, name):
     machine, model, text = report["machine"], report["model"], report["text"]
     yield f"libsageattn {report['version']}, {report['date']}; {model['name']} ({model['source']}, {model['license']}); " \
@@ -100,6 +108,7 @@ def perplexity(report, name):
         yield ""
         yield from table(["numerics", "perplexity", "change from exact", "same most likely token"], perplexity_lines(part["rows"]))
         yield ""
+        yield from missing(part["rows"])
         findings += perplexity_findings(context, part["rows"])
     for finding in findings:
         yield f"- {finding}"
@@ -199,6 +208,9 @@ def layers(report, name):
         yield f"- {NAMES[key]} costs most in layer {worst['layer']} ({percent(worst['change'])}, CosSim {worst['cosine']:.5f}); " \
               f"the lowest CosSim, {lowest['cosine']:.5f}, is layer {lowest['layer']}'s ({percent(lowest['change'])})."
     yield from relation("Both together", rows)
+    measured = sorted({row["layer"] for row in rows})
+    yield f"- The standard errors of these changes are up to {max(row['error'] for row in rows):.1%}, " \
+          f"{sorted(row['error'] for row in rows)[len(rows) // 2]:.2%} in the middle; layers measured: {measured[0]} to {measured[-1]}."
     lines = list(threshold_lines(rows))
     if lines:
         yield ""
@@ -228,6 +240,7 @@ def embeddings(report, name):
     yield ""
     yield from table(["numerics", "mean cosine", "least", "same nearest", "of ten nearest"], embedding_lines(report["rows"]))
     yield ""
+    yield from missing(report["rows"])
     found = {row["name"]: row for row in report["rows"]}
     for key in ("sage2_8b", "sage2_4b", "int4_unsmoothed"):
         if key in found:
