@@ -219,6 +219,12 @@ def layers(report, name):
               "is the chance that a layer beyond the tolerance has a lower CosSim than one within it (0.5: CosSim says nothing)."
         yield ""
         yield from table(["tolerance", "CosSim below", "found beyond", "accused within", "order"], lines)
+        parts = {key: separation([row for row in rows if row["name"] == key], TOLERANCES[-1]) for key in names}
+        orders = [f"{NAMES[key]} {part['area']:.2f}" for key, part in parts.items() if part]
+        if orders:
+            yield ""
+            yield f"Part of that is the difference of the formats. Among the layers of one format, the order at " \
+                  f"{TOLERANCES[-1]:.1%} is: {', '.join(orders)}."
     yield ""
 
 
