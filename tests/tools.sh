@@ -92,6 +92,12 @@ install_nvdisasm() {
   rm -f "$log"
 }
 
+# NumPy for test_language.py, which downloads its models with pip.
+install_numpy() {
+  python3 -c 'import numpy' 2>/dev/null || install_packages python3-numpy
+  python3 -m pip --version >/dev/null 2>&1 || install_packages python3-pip
+}
+
 # git_files PATTERN...: tracked and new files that match, ended by NUL.
 git_files() {
   git -c safe.directory='*' ls-files -z -co --exclude-standard -- "$@"

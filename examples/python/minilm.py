@@ -155,12 +155,27 @@ def bidirectional_attention(layer: int, q: FloatArray, k: FloatArray, v: FloatAr
     return (weights @ values).transpose(0, 2, 1, 3)
 
 
-_erf = np.frompyfunc(math.erf, 1, 1)  # NumPy has no error function
+# NumPy has no error function, and math.erf on one number at a time took most of a forward pass.
+# From a table of it, a Taylor step of third order is as exact as float64 is.
+_ERF_STEPS, _ERF_END = 4096, 6  # steps of the table in a unit; beyond its end erf is 1
+_ERF_POINTS = np.arange(_ERF_STEPS * _ERF_END + 1) / _ERF_STEPS
+_ERF = np.array([math.erf(point) for point in _ERF_POINTS])
+_ERF_SLOPE = 2 / math.sqrt(math.pi) * np.exp(-np.square(_ERF_POINTS))
+
+
+def erf(x: FloatArray) -> FloatArray:
+    """The error function, rounded to float32."""
+    size = np.minimum(np.abs(x), _ERF_END).astype(np.float64)
+    index = np.rint(size * _ERF_STEPS).astype(np.int64)
+    point = _ERF_POINTS[index]
+    step = size - point
+    series = 1 + step * (-point + step * (2 * np.square(point) - 1) / 3)
+    return np.copysign(_ERF[index] + _ERF_SLOPE[index] * step * series, x).astype(np.float32)
 
 
 def gelu(x: FloatArray) -> FloatArray:
     """The exact Gaussian error linear unit."""
-    return x * (0.5 * (1.0 + _erf(x * np.float32(math.sqrt(0.5))).astype(np.float32)))
+    return x * (0.5 * (1.0 + erf(x * np.float32(math.sqrt(0.5)))))
 
 
 class MiniLM:

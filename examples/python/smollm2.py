@@ -16,6 +16,7 @@ from itertools import groupby, pairwise
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gguf import FloatArray, GgufFile
 
@@ -222,19 +223,39 @@ class SmolLM2:
         rope_style: RopeStyle = "interleaved",
     ) -> FloatArray:
         """Return the logits [tokens, vocabulary] of one sequence."""
-        config, embedding = self.config, self._weights["token_embd.weight"]
-        if len(ids) > config.context:
-            raise ValueError(f"{len(ids)} tokens exceed the context of {config.context}")
-        rotary = Rotary(len(ids), config.head_dim, config.rope_theta, rope_style)
-        x = embedding[np.asarray(ids)]
-        for layer in range(config.layers):
-            x = x + self._attention_block(layer, x, rotary, attention)
-            x = x + self._feed_forward_block(layer, x)
-        x = rms_norm(x, self._weights["output_norm.weight"], config.norm_epsilon)
-        return x @ embedding.T  # input and output embeddings are tied
+        rotary = self.rotary(len(ids), rope_style)
+        x = self.embed(np.asarray([ids]))
+        for layer in range(self.config.layers):
+            x = self.block(layer, x, rotary, attention)
+        return self.logits(x[0])
+
+    # The steps of forward(), for who wants to stop, keep or change what lies between them. All
+    # take several sequences of one length at once.
+
+    def rotary(self, tokens: int, style: RopeStyle = "interleaved") -> Rotary:
+        """Return the position embedding of sequences of ``tokens`` tokens."""
+        config = self.config
+        if tokens > config.context:
+            raise ValueError(f"{tokens} tokens exceed the context of {config.context}")
+        return Rotary(tokens, config.head_dim, config.rope_theta, style)
+
+    def embed(self, ids: NDArray[np.int64]) -> FloatArray:
+        """Return the hidden states before layer 0 [batch, tokens, channels]."""
+        return self._weights["token_embd.weight"][ids]
+
+    def block(self, layer: int, x: FloatArray, rotary: Rotary, attention: Attention) -> FloatArray:
+        """Return the hidden states after a layer, given those before it."""
+        x = x + self._attention_block(layer, x, rotary, attention)
+        return x + self._feed_forward_block(layer, x)
+
+    def logits(self, x: FloatArray) -> FloatArray:
+        """Return the logits [..., vocabulary] for hidden states after the last layer."""
+        x = rms_norm(x, self._weights["output_norm.weight"], self.config.norm_epsilon)
+        return x @ self._weights["token_embd.weight"].T  # input and output embeddings are tied
 
     def _linear(self, x: FloatArray, layer: int, name: str) -> FloatArray:
-        return x @ self._weights[f"blk.{layer}.{name}.weight"].T
+        rows = x.reshape(-1, x.shape[-1])  # one large product rather than one for each sequence
+        return (rows @ self._weights[f"blk.{layer}.{name}.weight"].T).reshape(*x.shape[:-1], -1)
 
     def _norm(self, x: FloatArray, layer: int, name: str) -> FloatArray:
         return rms_norm(x, self._weights[f"blk.{layer}.{name}.weight"], self.config.norm_epsilon)
@@ -242,14 +263,14 @@ class SmolLM2:
     def _attention_block(
         self, layer: int, x: FloatArray, rotary: Rotary, attention: Attention
     ) -> FloatArray:
-        tokens, head_dim = len(x), self.config.head_dim
+        heads = (*x.shape[:-1], -1, self.config.head_dim)
         normed = self._norm(x, layer, "attn_norm")
         q, k, v = (
-            self._linear(normed, layer, name).reshape(1, tokens, -1, head_dim)
+            self._linear(normed, layer, name).reshape(heads)
             for name in ("attn_q", "attn_k", "attn_v")
         )
         mixed = attention(layer, rotary(q), rotary(k), v)
-        return self._linear(mixed.reshape(tokens, -1), layer, "attn_output")
+        return self._linear(mixed.reshape(x.shape), layer, "attn_output")
 
     def _feed_forward_block(self, layer: int, x: FloatArray) -> FloatArray:
         normed = self._norm(x, layer, "ffn_norm")

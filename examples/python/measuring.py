@@ -1,0 +1,118 @@
+"""What perplexity.py and embeddings.py share: the numerics compared, the text, and the report."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import extract_activations
+import sageattn
+
+FloatArray = NDArray[np.float32]
+LayerAttention = Callable[[int, FloatArray, FloatArray, FloatArray], FloatArray]
+
+TEXT = extract_activations.DEFAULT_TEXT.parent / "scandal_in_bohemia.txt"
+BACKENDS = {"auto": sageattn.BACKEND_AUTO, "cuda": sageattn.BACKEND_CUDA,
+            "cpu": sageattn.BACKEND_CPU}
+
+# What is compared: a preset, and fields of the desc that differ from it.
+CONFIGURATIONS: dict[str, tuple[int, dict[str, str | int]]] = {
+    "exact": (sageattn.EXACT, {}),
+    "sage1": (sageattn.SAGE1, {}),
+    "sage2_8b": (sageattn.SAGE2_8B, {}),
+    "sage2_4b": (sageattn.SAGE2_4B, {}),
+    "sage2pp": (sageattn.SAGE2PP, {}),
+    "int4_unsmoothed": (sageattn.SAGE2_4B,
+                        {"qk_format": "i4", "smooth_q": "off", "smooth_k": "off"}),
+}
+
+
+def attention(name: str, mask: int, context: sageattn.Context) -> sageattn.Attention:
+    """An attention of CONFIGURATIONS, on float16 tensors as engines have them."""
+    preset, numerics = CONFIGURATIONS[name]
+    return sageattn.Attention(preset, mask, sageattn.F16, context, **numerics)
+
+
+def every_layer(attend: sageattn.Attention) -> LayerAttention:
+    """The same attention in all layers, as the models call it."""
+    return lambda layer, q, k, v: attend(q, k, v)
+
+
+def cosine(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """Cosine similarity of two tensors taken as vectors."""
+    x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+    return float(x @ y / np.sqrt((x @ x) * (y @ y)))
+
+
+def name_list(argument: str) -> list[str]:
+    """Parse a comma-separated list of CONFIGURATIONS; "exact", which all else needs, comes first."""
+    names = argument.split(",")
+    for name in names:
+        if name not in CONFIGURATIONS:
+            raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(CONFIGURATIONS)}")
+    return ["exact", *(name for name in names if name != "exact")]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that both programs have."""
+    add = parser.add_argument
+    add("--short", action="store_true", help="little text, for a test")
+    add("--out", type=Path, help="JSON file to write")
+    add("--text", type=Path, default=TEXT, help=f"text to read (default: {TEXT.name})")
+    add("--presets", type=name_list, help="comma-separated; default: " + ",".join(CONFIGURATIONS))
+    add("--backend", choices=BACKENDS, default="cpu", help="default: %(default)s")
+    add("--wheel", type=Path, action="append", default=[], help="downloaded wheel; repeatable")
+    add("--cache", type=Path, default=extract_activations.DEFAULT_CACHE,
+        help="folder for downloaded wheels")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+class Report:
+    """The JSON file: facts about the run, then results, written anew with each that is added."""
+
+    def __init__(self, args: argparse.Namespace, package: extract_activations.Package,
+                 argv: Sequence[str]) -> None:
+        words = [Path(sys.argv[0]).name, *(Path(word).name for word in argv)]
+        self._out: Path | None = args.out
+        self._start = time.monotonic()
+        self.data: dict[str, Any] = {
+            "version": sageattn.version(),
+            "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "command": "python3 " + shlex.join(words),  # files by their names alone
+            "machine": {"processor": _processor(), "cores": len(os.sched_getaffinity(0)),
+                        "python": platform.python_version(), "numpy": np.__version__,
+                        "backend": args.backend},
+            "model": {"name": package.model, "license": package.license,
+                      "source": f"PyPI {package.name} {package.version}",
+                      "sha256": package.sha256},
+            "text": {"file": args.text.name,
+                     "sha256": hashlib.sha256(args.text.read_bytes()).hexdigest()},
+        }
+
+    def save(self) -> None:
+        """Write what there is, so that a run that is cut short leaves something."""
+        self.data["seconds"] = round(time.monotonic() - self._start, 1)
+        if self._out is not None:
+            self._out.parent.mkdir(parents=True, exist_ok=True)
+            self._out.write_text(json.dumps(self.data, indent=1) + "\n", encoding="utf-8")
