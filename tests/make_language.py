@@ -13,9 +13,9 @@ import glob
 import json
 import math
 import os
-import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+import generated_document
+
 NAMES = {
     "exact": "EXACT",
     "sage1": "SAGE1",
@@ -277,25 +277,5 @@ def document(docs):
     return "\n".join(lines).rstrip("\n") + "\n" if len(lines) > 1 else None
 
 
-def main(arguments):
-    check = "--check" in arguments
-    folders = [argument for argument in arguments if argument != "--check"]
-    if len(folders) > 1 or any(folder.startswith("-") for folder in folders):
-        sys.exit(__doc__)
-    docs = folders[0] if folders else os.path.join(ROOT, "docs")
-    path = os.path.join(docs, "language-models.md")
-    text = document(docs)
-    if check:
-        present = None
-        if os.path.exists(path):
-            with open(path, encoding="utf-8") as file:
-                present = file.read()
-        if present != text:
-            sys.exit(f"{path} is not what its data gives: run tests/make_language.py")
-    elif text is not None:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    generated_document.main(__file__, __doc__, "language-models.md", document)
