@@ -1,3 +1,4 @@
-// main() of the test programs where Catch2 is version 2; version 3 brings its own.
-#define CATCH_CONFIG_MAIN
-#include <catch2/catch.hpp>
+// main() of the test programs that need nothing special.
+#include "tests/catch_runner.h"
+
+int main(int argc, char** argv) { return run_tests(argc, argv); }

@@ -49,11 +49,6 @@ install_build_tools() {
   install_packages "${missing[@]}"
 }
 
-# NumPy, for the Python tests that are skipped without it.
-install_numpy() {
-  python3 -c 'import numpy' 2>/dev/null || install_packages python3-numpy
-}
-
 # Prints the LLVM tool of version 14, whose formatting is the reference, else the default one.
 llvm_tool() {
   command -v "$1-14" || command -v "$1"

@@ -4,13 +4,7 @@
 #include <cstring>
 
 #include "src/jit/nvrtc.h"
-
-#if __has_include(<catch2/catch_session.hpp>)
-#include <catch2/catch_session.hpp>
-#else
-#define CATCH_CONFIG_RUNNER
-#include <catch2/catch.hpp>
-#endif
+#include "tests/catch_runner.h"
 
 int nvrtc_worker(int argc, char** argv);  // test_jit_nvrtc.cpp
 
@@ -22,5 +16,5 @@ int main(int argc, char** argv) {
     std::printf("skipped: no NVRTC: %s\n", search.tried_text().c_str());
     return kSkipped;
   }
-  return Catch::Session().run(argc, argv);
+  return run_tests(argc, argv);
 }
