@@ -66,7 +66,7 @@ TEST_CASE("every preset equals the literal implementation", "[literal]") {
 }
 
 TEST_CASE("every enumerant equals the literal implementation", "[literal]") {
-  check_all(all_enumerants(), make_grid(48 / kShare, 2));
+  check_all(all_enumerants(), make_grid(50 / kShare, 2));
 }
 
 // More keys than the grid has: several promotion groups of 512, means over more than 32 chunks of
