@@ -860,8 +860,9 @@ class Bench(CliTest):
 
     def test_cpu(self):
         report, stdout = self.bench("--backend=cpu", "--preset=sage2_8b", "--preset=exact",
-                                    "--csv=bench.csv", "--svg=bench.svg", "--no-smooth-q",
-                                    "--smooth-v=off", "--dtype=f16", "--lse")
+                                    "--csv=bench.csv", "--svg=bench.svg", "--smooth-q=off",
+                                    "--smooth-v=off", "--qk-granularity=per_warp",
+                                    "--promotion-interval=512", "--dtype=f16", "--lse")
         self.assertEqual(set(report), {"version", "source_id", "date", "command", "machine",
                                        "settings", "rows"})
         self.assertRegex(report["date"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
@@ -870,7 +871,8 @@ class Bench(CliTest):
         self.assertIsNone(report["machine"]["rates"])
         self.assertEqual(report["settings"],
                          {"batch": 2, "heads": 2, "kv_heads": 1, "dtype": "f16", "lse": True,
-                          "smooth_q": False, "smooth_v": "off", "promotion_interval": None,
+                          "numerics": {"smooth_q": "off", "smooth_v": "off",
+                                       "qk_granularity": "per_warp", "promotion_interval": 512},
                           "repeat": 3, "warmup": 1})
         rows = report["rows"]
         self.assertEqual([(row["preset"], row["mask"], row["head_dim"], row["seq"]) for row in rows],
@@ -886,7 +888,9 @@ class Bench(CliTest):
             self.assertEqual(row["plan"]["q_dtype"], "f16")
             self.assertIn([row["preset"], row["kernel_name"], row["mask"], "64", str(row["seq"])],
                           [line.split()[:5] for line in stdout.splitlines()])
-        self.assertEqual(rows[0]["plan"]["smooth_v"], "off")
+        for key, value in report["settings"]["numerics"].items():
+            self.assertEqual(rows[0]["plan"][key], value)
+        self.assertIsNone(rows[-1]["plan"]["qk_granularity"])  # EXACT, which quantizes nothing
 
         with open(self.path("bench.csv"), encoding="utf-8", newline="") as file:
             table = list(csv.DictReader(file))
@@ -952,7 +956,8 @@ class Bench(CliTest):
                 (("--mask=window",), "--mask: unknown value 'window'; it takes full, causal"),
                 (("--kernel=mma",), "--kernel: unknown value 'mma'; it takes auto, mma_sync, wgmma"),
                 (("--preset=sage1,sage9",), "--preset: unknown value 'sage9'"),
-                (("--smooth-q", "--no-smooth-q"), "--no-smooth-q")):
+                (("--smooth-q=yes",), "--smooth-q: unknown value 'yes'; it takes auto, on, off"),
+                (("--out-dtype=f32",), "--out-dtype")):
             with self.subTest(flags):
                 _, stderr = self.call("bench", "--backend=cpu", *flags, code=USAGE)
                 self.assertIn(message, stderr)
