@@ -855,8 +855,8 @@ class Bench(CliTest):
     def bench(self, *flags, file="bench.json"):
         """The report, and what is on stdout."""
         stdout, _ = self.call("bench", *self.SMALL, "--json", file, *flags)
-        with open(self.path(file), encoding="utf-8") as file:
-            return json.load(file), stdout
+        with open(self.path(file), encoding="utf-8") as written:
+            return json.load(written), stdout
 
     def test_cpu(self):
         report, stdout = self.bench("--backend=cpu", "--preset=sage2_8b", "--preset=exact",
