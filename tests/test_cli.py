@@ -20,6 +20,8 @@ import unittest
 import unittest.mock
 import xml.etree.ElementTree
 
+import accuracy_on_gpu
+
 PROGRAM = ""
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RESOURCES = os.path.join(ROOT, "tests", "nvrtc", "resources.tsv")
@@ -968,6 +970,43 @@ class Bench(CliTest):
         self.assertIn("sage2_8b, kernel auto, full, dim 64, 64 tokens: ", stderr)
         self.assertIn("promotion_interval = 7", stderr)
         self.assertFalse(os.path.exists(self.path("bench.json")))
+
+    def overheads(self, *flags):
+        """What examples/python/overheads.py reports, and its section of the document."""
+        path = self.path("overheads.json")
+        subprocess.run([sys.executable, "-B", os.path.join(ROOT, "examples", "python", "overheads.py"),
+                        "--program", PROGRAM, "--out", path, "--dims=64", "--seqs=64,128",
+                        "--batch=1", "--heads=1", "--repeat=1", "--warmup=0", *flags],
+                       capture_output=True, check=True)
+        with open(path, encoding="utf-8") as file:
+            report = json.load(file)
+        return report, "\n".join(accuracy_on_gpu.overheads(report))
+
+    def test_overheads_on_a_device(self):
+        self.fake_device()
+        report, section = self.overheads()
+        techniques = {(baseline["name"], technique["name"]): technique
+                      for baseline in report["baselines"] for technique in baseline["techniques"]}
+        refused = {name for (_, name), technique in techniques.items() if "refused" in technique}
+        self.assertEqual(refused, {"scales per token, not per thread", "single level", "sums in fp32"})
+        for key, technique in techniques.items():
+            for row in technique.get("rows", []):
+                with self.subTest(key):
+                    self.assertEqual(row["overhead"], 0)  # every launch takes 1 ms
+                    self.assertEqual(row["attention_ms"], {"without": 1, "with": 1})
+        # Smoothing Q takes a launch more, whether it is the baseline's or the technique's.
+        for baseline in ("SAGE2_8B, wgmma", "SAGE2_4B, wgmma"):
+            times = techniques[baseline, "Q smoothed"]["rows"][0]["preparation_ms"]
+            self.assertGreater(times["with"], times["without"])
+        self.assertNotIn("Not a GPU's", section)
+        self.assertIn("(1) sageattn_plan_create: qk_granularity = ", section)
+        self.assertIn("| K smoothed | `--smooth-k off` | +0.0 (+0.0) | +0.0 (+0.0) |  |", section)
+
+    def test_overheads_without_a_device(self):
+        report, section = self.overheads("--backend=cpu")
+        self.assertIn("**Not a GPU's: ", section)
+        for row in report["baselines"][0]["techniques"][0]["rows"]:
+            self.assertAlmostEqual(row["overhead"], row["ms"]["with"] / row["ms"]["without"] - 1)
 
     def make_performance(self, *flags):
         return subprocess.run([sys.executable, "-B", self.PERFORMANCE, *flags, self.folder.name],
