@@ -29,11 +29,10 @@ def with_part(text, script, part):
     return before + begin + "\n" + part + "\n" + end + rest.split(end)[1]
 
 
-def main(script, usage, name, document, companions=None):
+def main(script, usage, name, document):
     """Writes DOCS/name, or, with --check, exits with 1 unless it is what document(DOCS) gives.
 
-    document: returns the text, or None if there is nothing to write. companions: likewise gives other
-    files, {path under DOCS: text}.
+    document: returns the text, or None if there is nothing to write; or, with figures, all files' texts by name.
     """
     arguments = sys.argv[1:]
     check = "--check" in arguments
@@ -41,10 +40,15 @@ def main(script, usage, name, document, companions=None):
     if len(folders) > 1 or any(folder.startswith("-") for folder in folders):
         sys.exit(usage)
     docs = folders[0] if folders else os.path.join(ROOT, "docs")
-    for file_name, text in {name: document(docs), **(companions(docs) if companions else {})}.items():
+    made = document(docs)
+    for file_name, text in (made if isinstance(made, dict) else {name: made}).items():
         path = os.path.join(docs, file_name)
         if check:
-            if read(path) != text:
+            present = None
+            if os.path.exists(path):
+                with open(path, encoding="utf-8") as file:
+                    present = file.read()
+            if present != text:
                 sys.exit(f"{path} is not what its data gives: run tests/{os.path.basename(script)}")
         elif text is not None:
             with open(path, "w", encoding="utf-8") as file:

@@ -268,12 +268,7 @@ def measurements(docs, name):
     return None if text is None else json.loads(text)
 
 
-def document(docs):
-    """None if there is nothing to write."""
-    report = measurements(docs, "ablation.json")
-    if report is None:
-        return None
-    figures = accuracy_figures.figures(report)
+def text_of(docs, report, figures):
     lines = [*heading(report)]
     for table in report["tables"]:
         if table["rows"]:
@@ -286,12 +281,13 @@ def document(docs):
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def companions(docs):
-    """The figures, and numerics.md with its part."""
+def document(docs):
+    """The document, its figures, and numerics.md with its part; None if there is nothing to write."""
     report = measurements(docs, "ablation.json")
     if report is None:
-        return {}
-    files = accuracy_figures.figures(report)
+        return None
+    figures = accuracy_figures.figures(report)
+    files = {"accuracy.md": text_of(docs, report, figures), **figures}
     numerics = generated_document.read(os.path.join(docs, "numerics.md"))
     if numerics is not None:
         part = "\n".join(accuracy_figures.summary(report)).rstrip("\n")
@@ -300,4 +296,4 @@ def companions(docs):
 
 
 if __name__ == "__main__":
-    generated_document.main(__file__, __doc__, "accuracy.md", document, companions)
+    generated_document.main(__file__, __doc__, "accuracy.md", document)
