@@ -6,10 +6,33 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
+def markdown(head, lines):
+    """A table."""
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for line in lines:
+        yield "| " + " | ".join(line) + " |"
+
+
+def read(path):
+    """The text of a file, or None."""
+    if not os.path.exists(path):
+        return None
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def with_part(text, script, part):
+    """The text with `part` between the lines that mark what a script writes."""
+    begin, end = (f"<!-- {word} of what tests/{os.path.basename(script)} writes -->" for word in ("begin", "end"))
+    before, rest = text.split(begin)
+    return before + begin + "\n" + part + "\n" + end + rest.split(end)[1]
+
+
 def main(script, usage, name, document):
     """Writes DOCS/name, or, with --check, exits with 1 unless it is what document(DOCS) gives.
 
-    document: returns the text, or None if there is nothing to write.
+    document: returns the text, or None if there is nothing to write; or, with figures, all files' texts by name.
     """
     arguments = sys.argv[1:]
     check = "--check" in arguments
@@ -17,15 +40,16 @@ def main(script, usage, name, document):
     if len(folders) > 1 or any(folder.startswith("-") for folder in folders):
         sys.exit(usage)
     docs = folders[0] if folders else os.path.join(ROOT, "docs")
-    path = os.path.join(docs, name)
-    text = document(docs)
-    if check:
-        present = None
-        if os.path.exists(path):
-            with open(path, encoding="utf-8") as file:
-                present = file.read()
-        if present != text:
-            sys.exit(f"{path} is not what its data gives: run tests/{os.path.basename(script)}")
-    elif text is not None:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+    made = document(docs)
+    for file_name, text in (made if isinstance(made, dict) else {name: made}).items():
+        path = os.path.join(docs, file_name)
+        if check:
+            present = None
+            if os.path.exists(path):
+                with open(path, encoding="utf-8") as file:
+                    present = file.read()
+            if present != text:
+                sys.exit(f"{path} is not what its data gives: run tests/{os.path.basename(script)}")
+        elif text is not None:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)

@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
-"""Writes docs/accuracy.md from the measurements in docs/accuracy/ablation.json.
+"""Writes docs/accuracy.md, its figures and a part of docs/numerics.md from docs/accuracy/ablation.json.
 
     make_accuracy.py [--check] [DOCS]
 
 DOCS is the folder of accuracy.md and accuracy/ (default: docs). ablation.json is what
-examples/python/ablation.py wrote. With --check nothing is written, and the exit code is 1 if
-accuracy.md is not what would be. No measurements, no accuracy.md.
+examples/python/ablation.py wrote; overheads.json, of overheads.py, and ablation-cuda.json, of
+ablation.py on a GPU, add sections if they are there. With --check nothing is written, and the exit
+code is 1 if a file is not what would be. No measurements, no accuracy.md.
 """
 
 import json
 import os
 
+import accuracy_figures
+import accuracy_on_gpu
 import generated_document
+from generated_document import markdown
 
 INTRODUCTION = """# Accuracy of every numeric choice
 
@@ -112,8 +116,7 @@ Outliers (`outlier_channels` unsmoothed) do not turn it round: E4M3 then errs in
 """,
 }
 METRICS = [("cos", "CosSim, %", 100), ("l1", "relative L1, %", 100), ("rmse", "RMSE", 1)]
-MEASURED = ("input", "keys", "cos", "l1", "rmse", "worst_cos", "worst_l1", "worst_rmse", "worst_at",
-            "plan", "refused", "accumulation_l1")
+MEASURED = ("input", "keys", *accuracy_on_gpu.MEASURED)
 
 
 def labels(row):
@@ -154,13 +157,6 @@ def grid(rows, columns, text):
         cases.setdefault(tuple(labels(row).items()), {})[row["input"], row.get("keys")] = row
     for case, found in cases.items():
         yield dict(case), [text(found[column]) if column in found else "" for column in columns]
-
-
-def markdown(head, lines):
-    yield "| " + " | ".join(head) + " |"
-    yield "|" + "---|" * len(head)
-    for line in lines:
-        yield "| " + " | ".join(line) + " |"
 
 
 def metric_table(table, metric, title, factor, refusals):
@@ -226,9 +222,10 @@ def step_sentence(table):
            "{:.0%} in its worst.".format(*shares)
 
 
-def section(table):
+def section(table, pictures):
     name, refusals = table["name"], []
     yield from [f"## {TITLES[name]}", "", TEXTS[name], ""]
+    yield from accuracy_figures.links(pictures)
     if name in ("accumulation", "types"):
         sources = {source["name"]: source for source in table["inputs"]}
         yield from [*(f"- `{source['name']}`: {source['text']}; {source['layers']} x {source['heads']} heads, "
@@ -254,6 +251,7 @@ def heading(report):
                 + (f"; models of PyPI {', '.join(report['packages'])}" if report["packages"] else "") + "."]
     if report["backend"] == "cpu":
         yield "The CPU backend gives the same bits on every machine; the activations depend in their last bits on NumPy's BLAS."
+    yield f"It took {report['seconds']} s on {report['cores']} cores."
     if report["short"]:
         yield "**This is the short report: stored layers and short sequences, not all layers of the models.**"
     yield from ["", "```sh", report["command"], "python3 tests/make_accuracy.py", "```", "", "Inputs:", ""]
@@ -264,18 +262,37 @@ def heading(report):
     yield ""
 
 
-def document(docs):
-    """None if there is nothing to write."""
-    path = os.path.join(docs, "accuracy", "ablation.json")
-    if not os.path.exists(path):
-        return None
-    with open(path, encoding="utf-8") as file:
-        report = json.load(file)
+def measurements(docs, name):
+    """None if there are none."""
+    text = generated_document.read(os.path.join(docs, "accuracy", name))
+    return None if text is None else json.loads(text)
+
+
+def text_of(docs, report, figures):
     lines = [*heading(report)]
     for table in report["tables"]:
         if table["rows"]:
-            lines += section(table)
+            lines += section(table, [path for path in accuracy_figures.OF_TABLE.get(table["name"], []) if path in figures])
+    overheads, on_gpu = measurements(docs, "overheads.json"), measurements(docs, "ablation-cuda.json")
+    if overheads is not None:
+        lines += accuracy_on_gpu.overheads(overheads)
+    if on_gpu is not None:
+        lines += accuracy_on_gpu.same_on_gpu(report, on_gpu)
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def document(docs):
+    """The document, its figures, and numerics.md with its part; None if there is nothing to write."""
+    report = measurements(docs, "ablation.json")
+    if report is None:
+        return None
+    figures = accuracy_figures.figures(report)
+    files = {"accuracy.md": text_of(docs, report, figures), **figures}
+    numerics = generated_document.read(os.path.join(docs, "numerics.md"))
+    if numerics is not None:
+        part = "\n".join(accuracy_figures.summary(report)).rstrip("\n")
+        files["numerics.md"] = generated_document.with_part(numerics, __file__, part)
+    return files
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ import unittest
 import unittest.mock
 import xml.etree.ElementTree
 
+import accuracy_on_gpu
+
 PROGRAM = ""
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RESOURCES = os.path.join(ROOT, "tests", "nvrtc", "resources.tsv")
@@ -855,13 +857,14 @@ class Bench(CliTest):
     def bench(self, *flags, file="bench.json"):
         """The report, and what is on stdout."""
         stdout, _ = self.call("bench", *self.SMALL, "--json", file, *flags)
-        with open(self.path(file), encoding="utf-8") as file:
-            return json.load(file), stdout
+        with open(self.path(file), encoding="utf-8") as written:
+            return json.load(written), stdout
 
     def test_cpu(self):
         report, stdout = self.bench("--backend=cpu", "--preset=sage2_8b", "--preset=exact",
-                                    "--csv=bench.csv", "--svg=bench.svg", "--no-smooth-q",
-                                    "--smooth-v=off", "--dtype=f16", "--lse")
+                                    "--csv=bench.csv", "--svg=bench.svg", "--smooth-q=off",
+                                    "--smooth-v=off", "--qk-granularity=per_warp",
+                                    "--promotion-interval=512", "--dtype=f16", "--lse")
         self.assertEqual(set(report), {"version", "source_id", "date", "command", "machine",
                                        "settings", "rows"})
         self.assertRegex(report["date"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
@@ -870,7 +873,8 @@ class Bench(CliTest):
         self.assertIsNone(report["machine"]["rates"])
         self.assertEqual(report["settings"],
                          {"batch": 2, "heads": 2, "kv_heads": 1, "dtype": "f16", "lse": True,
-                          "smooth_q": False, "smooth_v": "off", "promotion_interval": None,
+                          "numerics": {"smooth_q": "off", "smooth_v": "off",
+                                       "qk_granularity": "per_warp", "promotion_interval": 512},
                           "repeat": 3, "warmup": 1})
         rows = report["rows"]
         self.assertEqual([(row["preset"], row["mask"], row["head_dim"], row["seq"]) for row in rows],
@@ -886,7 +890,9 @@ class Bench(CliTest):
             self.assertEqual(row["plan"]["q_dtype"], "f16")
             self.assertIn([row["preset"], row["kernel_name"], row["mask"], "64", str(row["seq"])],
                           [line.split()[:5] for line in stdout.splitlines()])
-        self.assertEqual(rows[0]["plan"]["smooth_v"], "off")
+        for key, value in report["settings"]["numerics"].items():
+            self.assertEqual(rows[0]["plan"][key], value)
+        self.assertIsNone(rows[-1]["plan"]["qk_granularity"])  # EXACT, which quantizes nothing
 
         with open(self.path("bench.csv"), encoding="utf-8", newline="") as file:
             table = list(csv.DictReader(file))
@@ -952,7 +958,8 @@ class Bench(CliTest):
                 (("--mask=window",), "--mask: unknown value 'window'; it takes full, causal"),
                 (("--kernel=mma",), "--kernel: unknown value 'mma'; it takes auto, mma_sync, wgmma"),
                 (("--preset=sage1,sage9",), "--preset: unknown value 'sage9'"),
-                (("--smooth-q", "--no-smooth-q"), "--no-smooth-q")):
+                (("--smooth-q=yes",), "--smooth-q: unknown value 'yes'; it takes auto, on, off"),
+                (("--out-dtype=f32",), "--out-dtype")):
             with self.subTest(flags):
                 _, stderr = self.call("bench", "--backend=cpu", *flags, code=USAGE)
                 self.assertIn(message, stderr)
@@ -963,6 +970,43 @@ class Bench(CliTest):
         self.assertIn("sage2_8b, kernel auto, full, dim 64, 64 tokens: ", stderr)
         self.assertIn("promotion_interval = 7", stderr)
         self.assertFalse(os.path.exists(self.path("bench.json")))
+
+    def overheads(self, *flags):
+        """What examples/python/overheads.py reports, and its section of the document."""
+        path = self.path("overheads.json")
+        subprocess.run([sys.executable, "-B", os.path.join(ROOT, "examples", "python", "overheads.py"),
+                        "--program", PROGRAM, "--out", path, "--dims=64", "--seqs=64,128",
+                        "--batch=1", "--heads=1", "--repeat=1", "--warmup=0", *flags],
+                       capture_output=True, check=True)
+        with open(path, encoding="utf-8") as file:
+            report = json.load(file)
+        return report, "\n".join(accuracy_on_gpu.overheads(report))
+
+    def test_overheads_on_a_device(self):
+        self.fake_device()
+        report, section = self.overheads()
+        techniques = {(baseline["name"], technique["name"]): technique
+                      for baseline in report["baselines"] for technique in baseline["techniques"]}
+        refused = {name for (_, name), technique in techniques.items() if "refused" in technique}
+        self.assertEqual(refused, {"scales per token, not per thread", "single level", "sums in fp32"})
+        for key, technique in techniques.items():
+            for row in technique.get("rows", []):
+                with self.subTest(key):
+                    self.assertEqual(row["overhead"], 0)  # every launch takes 1 ms
+                    self.assertEqual(row["attention_ms"], {"without": 1, "with": 1})
+        # Smoothing Q takes a launch more, whether it is the baseline's or the technique's.
+        for baseline in ("SAGE2_8B, wgmma", "SAGE2_4B, wgmma"):
+            times = techniques[baseline, "Q smoothed"]["rows"][0]["preparation_ms"]
+            self.assertGreater(times["with"], times["without"])
+        self.assertNotIn("Not a GPU's", section)
+        self.assertIn("(1) sageattn_plan_create: qk_granularity = ", section)
+        self.assertIn("| K smoothed | `--smooth-k off` | +0.0 (+0.0) | +0.0 (+0.0) |  |", section)
+
+    def test_overheads_without_a_device(self):
+        report, section = self.overheads("--backend=cpu")
+        self.assertIn("**Not a GPU's: ", section)
+        for row in report["baselines"][0]["techniques"][0]["rows"]:
+            self.assertAlmostEqual(row["overhead"], row["ms"]["with"] / row["ms"]["without"] - 1)
 
     def make_performance(self, *flags):
         return subprocess.run([sys.executable, "-B", self.PERFORMANCE, *flags, self.folder.name],

@@ -31,9 +31,7 @@ struct BenchFlags {
   int32_t batch = 4, heads = 32, kv_heads = 0;
   int32_t dtype = SAGEATTN_BF16;
   bool lse = false;
-  int32_t smooth_q = SAGEATTN_SMOOTH_AUTO;
-  int32_t smooth_v = SAGEATTN_SMOOTH_V_AUTO;
-  int32_t promotion_interval = 0;
+  FieldFlags numerics;
   int32_t repeat = 30, warmup = 5;
   ContextFlags context;
   std::string json, csv, svg;
@@ -47,10 +45,13 @@ constexpr const char* kFooter =
     "tensor core reached in a loop of nothing but these products. prep MB: inputs read once and\n"
     "operands of the tensor core written once, the least that must be moved; % copy: bytes a\n"
     "second of a plain copy's. Both shares only for GPUs on which these rates have been measured.\n"
-    "Inputs and outputs take turns where they would fit in the L2 cache. EXACT takes no --kernel\n"
-    "and no smoothing. Rows that cannot be run say why below the table. With --backend cpu time "
-    "is\n"
-    "the clock's, and says nothing about a GPU.";
+    "Inputs and outputs take turns where they would fit in the L2 cache. The flags from "
+    "--qk-format\n"
+    "to --pv-model change every preset but EXACT, which takes no --kernel either. Rows that "
+    "cannot\n"
+    "be run say why below the table. With --backend cpu time is the clock's, and says nothing "
+    "about\n"
+    "a GPU.";
 
 struct Row {
   int32_t preset, kernel, mask, head_dim, seq;
@@ -74,6 +75,12 @@ std::vector<Row> rows_of(const BenchFlags& flags) {
   return rows;
 }
 
+// What changes how a preset computes; rows have kernels and masks of their own, and one type.
+bool is_numeric(const DescOption& option) {
+  return option.info_field && option.desc_field != &sageattn_attn_desc::kernel &&
+         option.desc_field != &sageattn_attn_desc::out_dtype;
+}
+
 sageattn_attn_desc desc_of(const BenchFlags& flags, const Row& row) {
   sageattn_attn_desc desc = preset_desc(row.preset);
   desc.q_dtype = flags.dtype;
@@ -85,9 +92,7 @@ sageattn_attn_desc desc_of(const BenchFlags& flags, const Row& row) {
   desc.max_qo_len = desc.max_kv_len = row.seq;
   if (desc.qk_format == SAGEATTN_QK_NONE) return desc;
   desc.kernel = row.kernel;
-  if (flags.smooth_q != SAGEATTN_SMOOTH_AUTO) desc.smooth_q = flags.smooth_q;
-  if (flags.smooth_v != SAGEATTN_SMOOTH_V_AUTO) desc.smooth_v = flags.smooth_v;
-  if (flags.promotion_interval != 0) desc.promotion_interval = flags.promotion_interval;
+  flags.numerics.apply(desc);
   return desc;
 }
 
@@ -186,19 +191,11 @@ std::string now() {
   return text;
 }
 
-// What the preset or the library chose is null.
 Json settings_json(const BenchFlags& flags) {
-  const auto chosen = [](bool set, Json value) { return set ? std::move(value) : Json(); };
-  return {{"batch", flags.batch},
-          {"heads", flags.heads},
-          {"kv_heads", flags.kv_heads},
-          {"dtype", name_of(kDtypes, flags.dtype)},
-          {"lse", flags.lse},
-          {"smooth_q", chosen(flags.smooth_q != 0, flags.smooth_q == SAGEATTN_SMOOTH_ON)},
-          {"smooth_v", chosen(flags.smooth_v != 0, name_of(kSmoothV, flags.smooth_v))},
-          {"promotion_interval", chosen(flags.promotion_interval != 0, flags.promotion_interval)},
-          {"repeat", flags.repeat},
-          {"warmup", flags.warmup}};
+  return {{"batch", flags.batch},       {"heads", flags.heads},
+          {"kv_heads", flags.kv_heads}, {"dtype", name_of(kDtypes, flags.dtype)},
+          {"lse", flags.lse},           {"numerics", flags.numerics.json()},
+          {"repeat", flags.repeat},     {"warmup", flags.warmup}};
 }
 
 // ---- Output ------------------------------------------------------------------------------------
@@ -388,15 +385,7 @@ Command add_bench(CLI::App& program, const std::string& command) {
   add_enumerant_flag(*app, "--dtype", "Type of inputs and output (default: bf16)", kDtypes,
                      [flags](int32_t value) { flags->dtype = value; });
   app->add_flag("--lse", flags->lse, "Write the log-sum-exp, too");
-  const auto set = [flags](int32_t value) { return [=] { flags->smooth_q = value; }; };
-  auto* smooth = app->add_flag_callback("--smooth-q", set(SAGEATTN_SMOOTH_ON),
-                                        "Subtract the mean of each tile of queries");
-  auto* leave = app->add_flag_callback("--no-smooth-q", set(SAGEATTN_SMOOTH_OFF), "Do not");
-  smooth->excludes(leave);
-  add_enumerant_flag(*app, "--smooth-v", "Subtract the mean of V", kSmoothV,
-                     [flags](int32_t value) { flags->smooth_v = value; });
-  add_number(*app, "--promotion-interval", flags->promotion_interval, 0, 1 << 20,
-             "Keys between promotions of the accumulator (0: automatic)");
+  flags->numerics.add_to(*app, is_numeric);
   add_number(*app, "--repeat", flags->repeat, 1, 100000, "Executes measured (default: 30)");
   add_number(*app, "--warmup", flags->warmup, 0, 100000, "Executes before them (default: 5)");
   flags->context.backend = SAGEATTN_BACKEND_CUDA;

@@ -43,7 +43,7 @@ constexpr Enumerant kGranularities[] = {
 };
 constexpr Enumerant kSmooth[] = {
     {"auto", SAGEATTN_SMOOTH_AUTO}, {"on", SAGEATTN_SMOOTH_ON}, {"off", SAGEATTN_SMOOTH_OFF}};
-constexpr Enumerant kSmoothVNames[] = {
+constexpr Enumerant kSmoothV[] = {
     {"auto", SAGEATTN_SMOOTH_V_AUTO},
     {"off", SAGEATTN_SMOOTH_V_OFF},
     {"sequence", SAGEATTN_SMOOTH_V_SEQUENCE},
@@ -113,8 +113,8 @@ constexpr DescOption kDescOptions[] = {
     {"smooth_q", "Subtract the mean of each tile of queries", kSmooth, &Desc::smooth_q,
      &Info::smooth_q},
     {"smooth_k", "Subtract the mean of all keys", kSmooth, &Desc::smooth_k, &Info::smooth_k},
-    {"smooth_v", "Subtract the mean of V and add it back to the output", kSmoothVNames,
-     &Desc::smooth_v, &Info::smooth_v},
+    {"smooth_v", "Subtract the mean of V and add it back to the output", kSmoothV, &Desc::smooth_v,
+     &Info::smooth_v},
     {"v_scale", "Which elements of a channel of V share a scale", kVScales, &Desc::v_scale,
      &Info::v_scale},
     {"rotation", "Change of basis of Q and K before quantization", kRotations, &Desc::rotation,
@@ -162,7 +162,6 @@ const std::span<const Enumerant> kLayouts = kLayoutNames;
 const std::span<const Enumerant> kBackends = kBackendNames;
 const std::span<const Enumerant> kDtypes = kDtypeNames;
 const std::span<const Enumerant> kKernels = kKernelNames;
-const std::span<const Enumerant> kSmoothV = kSmoothVNames;
 
 std::span<const DescOption> desc_options() { return kDescOptions; }
 
@@ -224,26 +223,42 @@ void add_enumerants_flag(CLI::App& app, const std::string& flag, const std::stri
       ->type_name(join_names(enumerants, "|"));
 }
 
-void DescFlags::add_to(CLI::App& app) {
-  add_enumerant_flag(app, "--preset", "Named numerics that the flags below change", kPresets,
-                     [this](int32_t value) { preset_ = value; });
+void FieldFlags::add_to(CLI::App& app, const std::function<bool(const DescOption&)>& takes) {
   for (const DescOption& option : desc_options()) {
-    const auto change = [this, field = option.desc_field](int32_t value) {
-      changes_.emplace_back(field, value);
-    };
+    if (!takes(option)) continue;
+    const auto change = [this, &option](int32_t value) { changes_.emplace_back(&option, value); };
     if (option.enumerants.empty()) {
       app.add_option_function<int32_t>(flag_of(option), change, option.help)->type_name("INT");
     } else {
       add_enumerant_flag(app, flag_of(option), option.help, option.enumerants, change);
     }
   }
+}
+
+void FieldFlags::apply(sageattn_attn_desc& desc) const {
+  for (const auto& [option, value] : changes_) desc.*option->desc_field = value;
+}
+
+Json FieldFlags::json() const {
+  Json json = Json::object();
+  for (const auto& [option, value] : changes_) {
+    json[option->name] =
+        option->enumerants.empty() ? Json(value) : Json(name_of(option->enumerants, value));
+  }
+  return json;
+}
+
+void DescFlags::add_to(CLI::App& app) {
+  add_enumerant_flag(app, "--preset", "Named numerics that the flags below change", kPresets,
+                     [this](int32_t value) { preset_ = value; });
+  fields_.add_to(app, [](const DescOption&) { return true; });
   app.add_option("--sm-scale", sm_scale_, "Factor of Q K^T (default: 1 / sqrt(head_dim))")
       ->type_name("FLOAT");
 }
 
 sageattn_attn_desc DescFlags::desc() const {
   sageattn_attn_desc desc = preset_desc(preset_);
-  for (const auto& [field, value] : changes_) desc.*field = value;
+  fields_.apply(desc);
   if (sm_scale_) {
     desc.sm_scale_set = 1;
     desc.sm_scale = *sm_scale_;

@@ -40,7 +40,6 @@ extern const std::span<const Enumerant> kLayouts;
 extern const std::span<const Enumerant> kBackends;
 extern const std::span<const Enumerant> kDtypes;
 extern const std::span<const Enumerant> kKernels;
-extern const std::span<const Enumerant> kSmoothV;
 
 // The name of a value, or the number itself if it has none.
 std::string name_of(std::span<const Enumerant> enumerants, int32_t value);
@@ -66,6 +65,18 @@ std::vector<std::string> split_lists(const std::string& flag,
 void add_enumerants_flag(CLI::App& app, const std::string& flag, const std::string& help,
                          std::span<const Enumerant> enumerants, std::vector<int32_t>& values);
 
+// Fields of the table that flags changed.
+class FieldFlags {
+ public:
+  // Adds the flags of the options that `takes` accepts; *this outlives the parse.
+  void add_to(CLI::App& app, const std::function<bool(const DescOption&)>& takes);
+  void apply(sageattn_attn_desc& desc) const;
+  Json json() const;  // what was given, by field
+
+ private:
+  std::vector<std::pair<const DescOption*, int32_t>> changes_;
+};
+
 // A preset and the fields that flags changed.
 class DescFlags {
  public:
@@ -74,7 +85,7 @@ class DescFlags {
 
  private:
   int32_t preset_ = SAGEATTN_PRESET_AUTO;
-  std::vector<std::pair<int32_t sageattn_attn_desc::*, int32_t>> changes_;
+  FieldFlags fields_;
   std::optional<float> sm_scale_;
 };
 

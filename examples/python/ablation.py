@@ -9,6 +9,11 @@ extract_activations.py does, which downloads them) and seeded synthetic ones; wi
 layers in examples/data take the place of the models. A combination that the library refuses stays
 in the report, with its message. tests/make_accuracy.py turns the result into docs/accuracy.md.
 
+With --backend cuda the report is ablation-cuda.json, which the document compares with the CPU's.
+Where a model cannot be had (each is a wheel of some 90 MB), --inputs names the inputs to take:
+
+    python3 examples/python/ablation.py --backend cuda --inputs outlier_channels,v_bias,fa3,sink
+
 The reference is an implementation of its own in NumPy: it shares no code with the library.
 """
 
@@ -17,6 +22,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import platform
 import sys
 import time
@@ -39,12 +45,14 @@ FloatArray = NDArray[np.float32]
 Row = dict[str, Any]
 
 DATA = Path(__file__).resolve().parent.parent / "data"
-DEFAULT_OUT = Path(__file__).resolve().parents[2] / "docs" / "accuracy" / "ablation.json"
+REPORTS = Path(__file__).resolve().parents[2] / "docs" / "accuracy"
 BACKENDS = {"cuda": sageattn.BACKEND_CUDA, "cpu": sageattn.BACKEND_CPU}
 PRESETS = {"auto": sageattn.AUTO, "exact": sageattn.EXACT, "sage2_8b": sageattn.SAGE2_8B,
            "sage2_4b": sageattn.SAGE2_4B}
+PACKAGES = {"smollm2": models.SMOLLM2_PACKAGE, "minilm": models.MINILM_PACKAGE}
 DTYPES = {"f16": sageattn.F16, "bf16": sageattn.BF16}
 SMOLLM2_TOKENS, MINILM_TOKENS, SHORT_TOKENS, SYNTHETIC_TOKENS = 1024, 512, 512, 1024
+UNSUPPORTED = 200  # SAGEATTN_E_UNSUPPORTED
 CROSS_QUERIES = 512
 ACCUMULATION_QUERIES, ACCUMULATION_HEADS = 64, 2
 ACCUMULATION_KEYS = (1024, 4096, 16384, 65536)
@@ -353,7 +361,7 @@ class Bench:
     """Contexts of one backend, and the measuring of a case on an input."""
 
     def __init__(self, backend: str) -> None:
-        self.backend = available_backend() if backend == "auto" else backend
+        self.backend = backend
         self._contexts: dict[int, sageattn.Context] = {}
 
     def _context(self, arch: int) -> sageattn.Context:
@@ -376,9 +384,16 @@ class Bench:
             heads = [head_metrics(attention(layer.q, layer.k, layer.v)[0], o)
                      for layer, o in zip(source.layers, exact, strict=True)]
         except sageattn.SageAttentionError as error:
-            return {**row, "refused": str(error)}
+            return {**row, "refused": refusal(error)}
         first = source.layers[0]
         return {**row, **summary(heads), "plan": plan_facts(attention.info(first.q, first.k, first.v))}
+
+
+def refusal(error: sageattn.SageAttentionError) -> str:
+    """Why the library cannot do something; any other failure ends the program."""
+    if error.status != UNSUPPORTED:
+        raise error
+    return str(error)
 
 
 def available_backend() -> str:
@@ -447,15 +462,14 @@ def accumulation_alone(bench: Bench, case: Case, source: Input) -> float | None:
     or where the backend has no such sums."""
     if case.numerics["pv_accum"] == "f16":
         return None  # whose V has smaller codes
+    if bench.backend == "cuda":
+        return None  # which has no fp32 sums of E4M3
     twin = {**case.numerics, "pv_accum": "f32"}
     if twin["smooth_v"] != "group":
         twin["promotion_interval"] = 0
     layer = source.layers[0]
-    try:
-        out, plain = (bench.attention(Case({}, numerics), source.mask, 90)(layer.q, layer.k, layer.v)
-                      for numerics in (case.numerics, twin))
-    except sageattn.SageAttentionError:
-        return None
+    out, plain = (bench.attention(Case({}, numerics), source.mask, 90)(layer.q, layer.k, layer.v)
+                  for numerics in (case.numerics, twin))
     exact = references(source, "f16")[0]
     return _digits(float(np.abs(out - plain).sum(dtype=np.float64) / np.abs(exact).sum()))
 
@@ -512,8 +526,9 @@ def run(args: argparse.Namespace) -> Row:
             "numpy": np.__version__, "date": datetime.date.today().isoformat(),
             "command": args.command, "backend": bench.backend, "short": args.short, "seed": SEED,
             "text": models.DEFAULT_TEXT.name,
-            "packages": [] if args.short else [
-                f"{p.name} {p.version}" for p in (models.SMOLLM2_PACKAGE, models.MINILM_PACKAGE)],
+            "packages": [f"{package.name} {package.version}" for name, package in PACKAGES.items()
+                         if name in inputs and not args.short],
+            "cores": len(os.sched_getaffinity(0)), "seconds": round(time.monotonic() - start),
             "tables": tables}
 
 
@@ -530,12 +545,13 @@ def dump(report: Row) -> str:
     return "\n".join(lines) + "\n ]\n}\n"
 
 
-def recorded_command(argv: Sequence[str], out: Path) -> str:
+def recorded_command(argv: Sequence[str], default_out: Path) -> str:
     """The command line, files without the folders of a machine, and no --out that is the default."""
     words = list(argv)
-    if "--out" in words and out.resolve() == DEFAULT_OUT:
+    if "--out" in words:
         at = words.index("--out")
-        words = words[:at] + words[at + 2 :]
+        if Path(words[at + 1]).resolve() == default_out:
+            words = words[:at] + words[at + 2 :]
     names = [Path(word).name if "/" in word else word for word in words]
     return " ".join(["python3 examples/python/ablation.py", *names])
 
@@ -544,14 +560,18 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure the accuracy of every numeric choice.")
     add = parser.add_argument
     add("--short", action="store_true", help="stored layers and short sequences, for tests")
-    add("--out", type=Path, default=DEFAULT_OUT, help="JSON to write (default: %(default)s)")
+    add("--out", type=Path, help="JSON to write (default: ablation.json, or ablation-cuda.json, in docs/accuracy)")
     add("--backend", choices=("auto", *BACKENDS), default="cpu", help="default: cpu, which can do everything")
     add("--inputs", type=lambda x: x.split(","), default=[],
         help="of smollm2,minilm,outlier_channels,v_bias,fa3,sink (default: all)")
     add("--wheel", type=Path, action="append", default=[], help="downloaded wheel; repeatable")
     add("--cache", type=Path, default=models.DEFAULT_CACHE, help="folder for downloaded wheels")
     args = parser.parse_args(argv)
-    args.command = recorded_command(argv, args.out)
+    if args.backend == "auto":
+        args.backend = available_backend()
+    default_out = REPORTS / ("ablation.json" if args.backend == "cpu" else f"ablation-{args.backend}.json")
+    args.out = args.out or default_out
+    args.command = recorded_command(argv, default_out)
     return args
 
 
