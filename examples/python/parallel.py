@@ -1,4 +1,4 @@
-"""Independent pieces of work side by side, in one thread for each core.
+"""Independent pieces of work side by side, in one thread for each core, up to 32.
 
 NumPy and the library let go of Python's lock while they compute. Matrix products use one thread each
 then; the BLAS reads that once, so this module is imported before NumPy.
@@ -20,5 +20,5 @@ Result = TypeVar("Result")
 
 def each(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
     """The function's results in the order of the items, each as soon as it is there."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as executor:
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 32)) as executor:
         yield from executor.map(function, items)
