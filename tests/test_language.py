@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Two language models end to end with the library's attention, in the short form of the programs.
 
-    test_language.py LIBRARY
+    test_language.py LIBRARY [PROGRAM]
+
+Without PROGRAM, which is `sageattn`, mixed.py is left out.
 
 Exits with 77 (skipped) where there is no NumPy, or the models can be neither found nor downloaded.
 """
@@ -12,7 +14,7 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 EXAMPLES = os.path.join(ROOT, "examples", "python")
-PROGRAMS = ["perplexity.py", "layers.py", "embeddings.py"]
+PROGRAMS = ["perplexity.py", "layers.py", "embeddings.py", "mixed.py"]
 SKIPPED = 77
 
 
@@ -34,9 +36,14 @@ def download():
 
 
 def main(arguments):
-    if len(arguments) != 1:
+    if len(arguments) not in (1, 2):
         sys.exit(__doc__)
     os.environ["SAGEATTN_LIBRARY"] = os.path.abspath(arguments[0])
+    programs = PROGRAMS
+    if len(arguments) == 2:
+        os.environ["SAGEATTN_PROGRAM"] = os.path.abspath(arguments[1])
+    else:
+        programs = [name for name in PROGRAMS if name != "mixed.py"]
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # more wait for each other when tests share the cores
     try:
         import numpy  # noqa: F401
@@ -44,7 +51,7 @@ def main(arguments):
         skip("no NumPy (python3 -m pip install numpy)")
     download()
     failed = 0
-    for program in PROGRAMS:
+    for program in programs:
         command = [sys.executable, "-B", os.path.join(EXAMPLES, program), "--short"]
         print(program, flush=True)
         failed += subprocess.run(command).returncode != 0

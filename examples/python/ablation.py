@@ -209,8 +209,9 @@ def accumulation_input(kind: str, keys: int) -> Input:
     if kind == "drift":
         angles = 2 * np.pi * (np.arange(keys) + 0.5) / keys
         places = angles[:: keys // ACCUMULATION_QUERIES]
-        q, k = (x / 4 + _place_code(a) for x, a in ((q, places), (k, angles)))
-        wave = np.sin(angles[:, None] + np.arange(64)).astype(np.float32)
+        quarter = np.float32(0.25)
+        q, k = quarter * q + _place_code(places), quarter * k + _place_code(angles)
+        wave: FloatArray = np.sin(angles[:, None] + np.arange(64)).astype(np.float32)
         v = np.float32(0.3) * v + 8 * wave[None, :, None, :]
     return Input(kind, text, sageattn.NO_MASK, [Layer(q, k, v)])
 
@@ -373,7 +374,7 @@ class Bench:
 
     def attention(self, case: Case, mask: int, arch: int) -> sageattn.Attention:
         return sageattn.Attention(PRESETS[case.preset], mask, DTYPES[case.dtype],
-                                  self._context(arch), **case.numerics)
+                                  self._context(arch), numerics=case.numerics)
 
     def measure(self, case: Case, source: Input, arch: int, rounded: bool) -> Row:
         """rounded: the reference sees the inputs as rounded to the type, else as they were."""
@@ -524,7 +525,8 @@ def run(args: argparse.Namespace) -> Row:
     ]
     return {"version": sageattn.version(), "python": platform.python_version(),
             "numpy": np.__version__, "date": datetime.date.today().isoformat(),
-            "command": args.command, "backend": bench.backend, "short": args.short, "seed": SEED,
+            "command": args.command, "backend": bench.backend,
+            **(sageattn.gpu() if bench.backend == "cuda" else {}), "short": args.short, "seed": SEED,
             "text": models.DEFAULT_TEXT.name,
             "packages": [f"{package.name} {package.version}" for name, package in PACKAGES.items()
                          if name in inputs and not args.short],

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 import minilm
 import sageattn
 from extract_activations import MINILM_PACKAGE, unpack
-from measuring import (BACKENDS, CONFIGURATIONS, FloatArray, LayerAttention, Report, add_arguments,
-                       attention, every_layer)
+from measuring import (PRESETS, FloatArray, LayerAttention, Report, add_arguments, every_layer,
+                       possible)
 
 MAX_TOKENS = 256  # where Sentence Transformers cuts
 MIN_COSINE = 0.999  # of SAGE2_8B's embeddings
@@ -104,7 +104,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.presets is None:
         args.presets = (["exact", "sage2_8b", "sage2_4b", "int4_unsmoothed"] if args.short
-                        else list(CONFIGURATIONS))
+                        else PRESETS)
     if args.sentences is None and args.short:
         args.sentences = 60
     return args
@@ -123,8 +123,7 @@ def main(argv: Sequence[str]) -> int:
     report.data["text"] |= {"sentences": len(sentences), "tokens": sum(lengths),
                             "longest": max(lengths)}
 
-    context = sageattn.Context(BACKENDS[args.backend])
-    attentions = {name: attention(name, sageattn.NO_MASK, context) for name in args.presets}
+    attentions = possible(args.presets, sageattn.NO_MASK, report, model.heads)
     report.data["rows"] = []
     problems: list[str] = []
     for row, embeddings in compare(model, sentences, attentions):

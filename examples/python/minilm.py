@@ -152,7 +152,8 @@ def bidirectional_attention(layer: int, q: FloatArray, k: FloatArray, v: FloatAr
     scores = queries @ k.transpose(0, 2, 3, 1) * np.float32(q.shape[-1] ** -0.5)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return (weights @ values).transpose(0, 2, 1, 3)
+    out: FloatArray = (weights @ values).transpose(0, 2, 1, 3)
+    return out
 
 
 # NumPy has no error function, and math.erf on one number at a time took most of a forward pass.
@@ -170,7 +171,9 @@ def erf(x: FloatArray) -> FloatArray:
     point = _ERF_POINTS[index]
     step = size - point
     series = 1 + step * (-point + step * (2 * np.square(point) - 1) / 3)
-    return np.copysign(_ERF[index] + _ERF_SLOPE[index] * step * series, x).astype(np.float32)
+    erf = np.copysign(_ERF[index] + _ERF_SLOPE[index] * step * series, x)
+    rounded: FloatArray = erf.astype(np.float32)
+    return rounded
 
 
 def gelu(x: FloatArray) -> FloatArray:
@@ -191,6 +194,12 @@ class MiniLM:
         weights, _ = safetensors_io.load(directory / "model.safetensors")
         return cls(Config.from_json(directory / "config.json"), weights)
 
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """Query heads, key/value heads, channels of each."""
+        channels = self._weights["embeddings.word_embeddings.weight"].shape[1]
+        return self.config.heads, self.config.heads, channels // self.config.heads
+
     def forward(
         self, ids: Sequence[Sequence[int]], attention: Attention = bidirectional_attention
     ) -> FloatArray:
@@ -207,8 +216,9 @@ class MiniLM:
 
     def sentence_embedding(self, ids: Sequence[int]) -> FloatArray:
         """Return the mean of the hidden states, scaled to length one."""
-        mean = self.forward([ids])[0].mean(axis=0)
-        return mean / np.linalg.norm(mean)
+        mean: FloatArray = self.forward([ids])[0].mean(axis=0)
+        mean /= np.linalg.norm(mean)
+        return mean
 
     def _embed(self, ids: NDArray[np.int64]) -> FloatArray:
         tokens = ids.shape[1]
@@ -229,11 +239,13 @@ class MiniLM:
         return self._linear(mixed, f"{prefix}.output.dense")
 
     def _linear(self, x: FloatArray, name: str) -> FloatArray:
-        return x @ self._weights[f"{name}.weight"].T + self._weights[f"{name}.bias"]
+        result: FloatArray = x @ self._weights[f"{name}.weight"].T + self._weights[f"{name}.bias"]
+        return result
 
     def _norm(self, x: FloatArray, name: str) -> FloatArray:
         """Layer normalization over the channels."""
         centred = x - x.mean(axis=-1, keepdims=True)
         variance = np.mean(np.square(centred), axis=-1, keepdims=True)
         scaled = centred / np.sqrt(variance + np.float32(self.config.norm_epsilon))
-        return scaled * self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"]
+        result: FloatArray = scaled * self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"]
+        return result

@@ -3,16 +3,19 @@
     attention = Attention(preset=SAGE2_8B, mask=CAUSAL)
     out = attention(q, k, v)            # [batch, tokens, heads, head_dim] each
 
-A plan is made for each shape that comes up and kept. With the CUDA backend the arrays are copied to
-the device and back: right for measuring accuracy, not speed. The library is $SAGEATTN_LIBRARY, or
+A plan is made for each shape that comes up and kept; any number of threads may call at once. With the
+CUDA backend the arrays are copied to the device and back, which is right for measuring accuracy, not
+speed; milliseconds() leaves the copies out of the time. The library is $SAGEATTN_LIBRARY, or
 the build folder's, or what the system finds.
 """
 
 from __future__ import annotations
 
 import ctypes as c
+import functools
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,55 +150,80 @@ def from_bf16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
 class _HostMemory:
     """Where the CPU backend works: the arrays themselves."""
 
-    def put(self, array: NDArray[Any]) -> int:
-        return array.ctypes.data
-
-    def workspace(self, size: int, alignment: int) -> int:
-        self._workspace = np.empty(size + alignment, np.uint8)
-        return -(-self._workspace.ctypes.data // alignment) * alignment
+    def place(self, arrays: Sequence[NDArray[Any]], workspace: int, alignment: int
+              ) -> tuple[list[int], int]:
+        """The addresses of the arrays and of a workspace."""
+        self._workspace = np.empty(workspace + alignment, np.uint8)
+        aligned = -(-self._workspace.ctypes.data // alignment) * alignment
+        return [array.ctypes.data for array in arrays], aligned
 
     def get(self, address: int, array: NDArray[Any]) -> None:
-        pass
+        """Fill the array from where it was placed."""
 
     def free(self) -> None:
-        pass
+        """Let go of the workspace."""
+
+
+@functools.cache
+def _cuda_library() -> c.CDLL:
+    return c.CDLL("libcuda.so.1")
+
+
+class _Driver:
+    """The CUDA driver API, in the calling thread, with the primary context of a device."""
+
+    def __init__(self, device: int) -> None:
+        context = c.c_void_p()
+        self.call("cuInit", 0)
+        self.call("cuDevicePrimaryCtxRetain", c.byref(context), device)
+        self.call("cuCtxSetCurrent", context)
+
+    def call(self, name: str, *args: Any) -> None:
+        if (result := getattr(_cuda_library(), name)(*args)) != 0:
+            raise RuntimeError(f"{name}: CUDA error {result}")
 
 
 class _DeviceMemory:
-    """Where the CUDA backend works, through the driver API."""
+    """Where the CUDA backend works: one allocation that holds copies of the arrays."""
 
-    def __init__(self, device: int) -> None:
-        self._driver = c.CDLL("libcuda.so.1")
-        context = c.c_void_p()
-        self._check("cuInit", 0)
-        self._check("cuDevicePrimaryCtxRetain", c.byref(context), device)
-        self._check("cuCtxSetCurrent", context)
-        self._addresses: list[int] = []
+    def __init__(self, driver: _Driver) -> None:
+        self._driver = driver
+        self._base = c.c_uint64()
 
-    def _check(self, name: str, *args: Any) -> None:
-        if (result := getattr(self._driver, name)(*args)) != 0:
-            raise RuntimeError(f"{name}: CUDA error {result}")
-
-    def workspace(self, size: int, alignment: int) -> int:
-        address = c.c_uint64()
-        self._check("cuMemAlloc_v2", c.byref(address), c.c_size_t(max(size, 1)))
-        self._addresses.append(address.value)
-        return address.value
-
-    def put(self, array: NDArray[Any]) -> int:
-        address = self.workspace(array.nbytes, 1)
-        self._check("cuMemcpyHtoD_v2", c.c_uint64(address), c.c_void_p(array.ctypes.data),
-                    c.c_size_t(array.nbytes))
-        return address
+    def place(self, arrays: Sequence[NDArray[Any]], workspace: int, alignment: int
+              ) -> tuple[list[int], int]:
+        """The addresses of copies of the arrays and of a workspace."""
+        unit = max(alignment, 256)
+        sizes = [-(-size // unit) * unit for size in (*(x.nbytes for x in arrays), workspace)]
+        self._driver.call("cuMemAlloc_v2", c.byref(self._base), c.c_size_t(max(sum(sizes), 1)))
+        starts = [self._base.value + sum(sizes[:i]) for i in range(len(sizes))]
+        for start, array in zip(starts, arrays, strict=False):
+            self._driver.call("cuMemcpyHtoD_v2", c.c_uint64(start), c.c_void_p(array.ctypes.data),
+                              c.c_size_t(array.nbytes))
+        return starts[:-1], starts[-1]
 
     def get(self, address: int, array: NDArray[Any]) -> None:
-        self._check("cuMemcpyDtoH_v2", c.c_void_p(array.ctypes.data), c.c_uint64(address),
-                    c.c_size_t(array.nbytes))
+        """Fill the array from where it was placed, when all work is done."""
+        self._driver.call("cuMemcpyDtoH_v2", c.c_void_p(array.ctypes.data), c.c_uint64(address),
+                          c.c_size_t(array.nbytes))
 
     def free(self) -> None:
-        for address in self._addresses:
-            self._check("cuMemFree_v2", c.c_uint64(address))
-        self._addresses.clear()
+        """Free all of it."""
+        if self._base.value:
+            self._driver.call("cuMemFree_v2", self._base)
+            self._base = c.c_uint64()
+
+
+def gpu(device: int = 0) -> dict[str, str]:
+    """What measurements on a GPU should say of it: its name and the versions of driver and CUDA."""
+    driver, name, cuda = _Driver(device), c.create_string_buffer(256), c.c_int()
+    driver.call("cuDeviceGetName", name, len(name), device)
+    driver.call("cuDriverGetVersion", c.byref(cuda))
+    facts = {"gpu": name.value.decode(), "cuda": f"{cuda.value // 1000}.{cuda.value % 1000 // 10}"}
+    version = Path("/sys/module/nvidia/version")  # what the driver API does not tell
+    if version.exists():
+        facts["driver"] = version.read_text(encoding="utf-8").strip()
+    return facts
 
 
 class Context:
@@ -216,25 +244,29 @@ class Attention:
     """Attention with one set of numerics: a preset, and fields of the desc that differ from it.
 
     dtype: of inputs and output inside the library. F16 and F32 take arrays of that type, BF16
-    float32 arrays, which it rounds. numerics: e.g. qk_format="i4", promotion_interval=512, or
-    out_dtype=F32.
+    float32 arrays, which it rounds. numerics: e.g. {"qk_format": "i4", "promotion_interval": 512}.
     """
 
     def __init__(self, preset: int = AUTO, mask: int = NO_MASK, dtype: int = F32,
                  context: Context | None = None, sm_scale: float | None = None,
-                 **numerics: str | int) -> None:
+                 numerics: Mapping[str, str | int] | None = None) -> None:
         self._context = context if context is not None else Context()
         self._dtype, self._mask, self._sm_scale = dtype, mask, sm_scale
-        self._preset, self._numerics = preset, numerics
+        self._preset, self._numerics = preset, dict(numerics or {})
         self._plans: dict[tuple[int, ...], tuple[c.c_void_p, PlanInfo]] = {}
+        self._lock = threading.Lock()
 
     def __del__(self) -> None:
         for plan, _ in getattr(self, "_plans", {}).values():
             _library.sageattn_plan_destroy(plan)
 
     def _plan(self, shape: tuple[int, ...]) -> tuple[c.c_void_p, PlanInfo]:
-        if shape in self._plans:
+        with self._lock:
+            if shape not in self._plans:
+                self._plans[shape] = self._make_plan(shape)
             return self._plans[shape]
+
+    def _make_plan(self, shape: tuple[int, ...]) -> tuple[c.c_void_p, PlanInfo]:
         desc = AttnDesc()
         _call(_library.sageattn_attn_desc_init, c.byref(desc), c.sizeof(desc), self._preset)
         for name, value in self._numerics.items():
@@ -248,7 +280,6 @@ class Attention:
         plan, info = c.c_void_p(), PlanInfo(struct_size=c.sizeof(PlanInfo))
         _call(_library.sageattn_plan_create, self._context.handle, c.byref(desc), c.byref(plan))
         _call(_library.sageattn_plan_get_info, plan, c.byref(info))
-        self._plans[shape] = plan, info
         return plan, info
 
     def info(self, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> PlanInfo:
@@ -258,24 +289,69 @@ class Attention:
     def __call__(self, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> NDArray[np.float32]:
         """q [batch, qo_len, num_qo_heads, head_dim], k and v likewise: the output as float32."""
         plan, info = self._plan(_shape(q, k, v))
-        convert = {F16: lambda x: np.ascontiguousarray(x, np.float16),
-                   F32: lambda x: np.ascontiguousarray(x, np.float32), BF16: to_bf16}[self._dtype]
-        arrays = [convert(x) for x in (q, k, v)]
+        arrays = [self._convert(x) for x in (q, k, v)]
         out_type = {F16: np.float16, BF16: np.uint16, F32: np.float32}[info.out_dtype]
-        out = np.empty((*q.shape[:3], v.shape[3]), out_type)
-        memory = _DeviceMemory(0) if info.backend == BACKEND_CUDA else _HostMemory()
+        out: NDArray[Any] = np.empty((*q.shape[:3], v.shape[3]), out_type)
+        memory = _DeviceMemory(_Driver(0)) if info.backend == BACKEND_CUDA else _HostMemory()
         try:
-            addresses = [memory.put(x) for x in (*arrays, out)]
-            workspace = memory.workspace(info.min_workspace, info.workspace_alignment)
-            args = ExecuteArgs(struct_size=c.sizeof(ExecuteArgs), batch=q.shape[0], qo_len=q.shape[1],
-                               kv_len=k.shape[1])
-            for name, address in zip(("q", "k", "v", "out"), addresses, strict=True):
-                getattr(args, name).data = address
-            _call(_library.sageattn_execute, plan, c.byref(args), workspace, info.min_workspace, None)
+            addresses, workspace = memory.place([*arrays, out], info.min_workspace,
+                                                info.workspace_alignment)
+            _execute(plan, info, _arguments(q, k, addresses), workspace)
             memory.get(addresses[3], out)
         finally:
             memory.free()
         return from_bf16(out) if info.out_dtype == BF16 else out.astype(np.float32)
+
+    def milliseconds(self, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], repeat: int = 20
+                     ) -> float:
+        """The median time of an execute on the GPU, by events between executes one after another."""
+        plan, info = self._plan(_shape(q, k, v))
+        if info.backend != BACKEND_CUDA:
+            raise ValueError("only the CUDA backend is timed")
+        arrays = [self._convert(x) for x in (q, k, v)]
+        arrays.append(np.empty((*q.shape[:3], v.shape[3]), np.float32))  # the output: room enough
+        driver = _Driver(0)
+        memory = _DeviceMemory(driver)
+        events = [c.c_void_p() for _ in range(repeat + 1)]
+        try:
+            for event in events:
+                driver.call("cuEventCreate", c.byref(event), 0)
+            addresses, workspace = memory.place(arrays, info.min_workspace, info.workspace_alignment)
+            args = _arguments(q, k, addresses)
+            for _ in range(repeat // 2):  # warms up, and keeps the GPU busy while more is queued
+                _execute(plan, info, args, workspace)
+            driver.call("cuEventRecord", events[0], None)
+            for event in events[1:]:
+                _execute(plan, info, args, workspace)
+                driver.call("cuEventRecord", event, None)
+            driver.call("cuEventSynchronize", events[-1])
+            times = [c.c_float() for _ in range(repeat)]
+            for time, start, end in zip(times, events[:-1], events[1:], strict=True):
+                driver.call("cuEventElapsedTime", c.byref(time), start, end)
+        finally:
+            for event in events:
+                if event.value:
+                    driver.call("cuEventDestroy_v2", event)
+            memory.free()
+        return float(np.median([time.value for time in times]))
+
+    def _convert(self, x: NDArray[Any]) -> NDArray[Any]:
+        """To the type that the library gets."""
+        if self._dtype == BF16:
+            return to_bf16(x)
+        return np.ascontiguousarray(x, np.float16 if self._dtype == F16 else np.float32)
+
+
+def _arguments(q: NDArray[Any], k: NDArray[Any], addresses: Sequence[int]) -> ExecuteArgs:
+    args = ExecuteArgs(struct_size=c.sizeof(ExecuteArgs), batch=q.shape[0], qo_len=q.shape[1],
+                       kv_len=k.shape[1])
+    for name, address in zip(("q", "k", "v", "out"), addresses, strict=True):
+        getattr(args, name).data = address
+    return args
+
+
+def _execute(plan: c.c_void_p, info: PlanInfo, args: ExecuteArgs, workspace: int) -> None:
+    _call(_library.sageattn_execute, plan, c.byref(args), workspace, info.min_workspace, None)
 
 
 def _shape(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> tuple[int, ...]:

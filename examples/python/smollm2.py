@@ -134,6 +134,11 @@ class Config:
         """Channels of one head."""
         return self.hidden // self.query_heads
 
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """Query heads, key/value heads, channels of each."""
+        return self.query_heads, self.kv_heads, self.head_dim
+
     @classmethod
     def from_metadata(cls, metadata: dict[str, Any]) -> Config:
         """Read the metadata of a GGUF file of the "llama" architecture."""
@@ -152,8 +157,9 @@ class Config:
 
 def softmax(x: FloatArray) -> FloatArray:
     """Softmax over the last axis."""
-    exponentials = np.exp(x - x.max(axis=-1, keepdims=True))
-    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+    exponentials: FloatArray = np.exp(x - x.max(axis=-1, keepdims=True))
+    exponentials /= exponentials.sum(axis=-1, keepdims=True)
+    return exponentials
 
 
 def causal_attention(layer: int, q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
@@ -173,12 +179,14 @@ def causal_attention(layer: int, q: FloatArray, k: FloatArray, v: FloatArray) ->
 def rms_norm(x: FloatArray, weight: FloatArray, epsilon: float) -> FloatArray:
     """Root-mean-square normalization over the last axis."""
     mean_square = np.mean(np.square(x), axis=-1, keepdims=True)
-    return x / np.sqrt(mean_square + np.float32(epsilon)) * weight
+    result: FloatArray = x / np.sqrt(mean_square + np.float32(epsilon)) * weight
+    return result
 
 
 def silu(x: FloatArray) -> FloatArray:
     """x * sigmoid(x), in the form that cannot overflow."""
-    return x * (0.5 * (1.0 + np.tanh(0.5 * x)))
+    result: FloatArray = x * (0.5 * (1.0 + np.tanh(0.5 * x)))
+    return result
 
 
 class Rotary:
