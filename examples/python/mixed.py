@@ -306,7 +306,12 @@ def main(argv: Sequence[str]) -> int:
                     "layers": config.layers, "heads": list(config.heads), "batch": args.batch,
                     "rows": []}
     mixtures, assessed = mixtures_of(model, tokens, args, report, attentions["exact"])
-    stopwatch = Stopwatch(attentions, args.batch, config.query_heads, config.head_dim)
+    times: dict[Mixture, dict[str, float]] = {}
+    if report.backend == "cuda":  # first, while nothing else runs on the GPU
+        stopwatch = Stopwatch(attentions, args.batch, config.query_heads, config.head_dim)
+        times = {mixture: {str(length): stopwatch.milliseconds(mixture.groups(config.kv_heads), length)
+                           for length in args.lengths} for mixture in mixtures}
+        report.data["calls"] = stopwatch.rows
     evaluation = Evaluation(model, ids, args.context, args.tokens, every_layer(attentions["exact"]))
     distinct = list(dict.fromkeys(mixture.layers for mixture in mixtures))
     rest = [layers for layers in distinct if layers != mixtures[0].layers]
@@ -323,13 +328,11 @@ def main(argv: Sequence[str]) -> int:
                "calls": sum(len(layer) for layer in groups),
                "calibration_error": calibration(mixture, assessed, "rel_error"),
                "calibration_cosine": calibration(mixture, assessed, "cos_sim")}
-        if report.backend == "cuda":
-            row["milliseconds"] = {str(length): stopwatch.milliseconds(groups, length)
-                                   for length in args.lengths}
-            report.data["calls"] = stopwatch.rows
-        times = "".join(f", {time:.3f} ms at {length}"
+        if times:
+            row["milliseconds"] = times[mixture]
+        timed = "".join(f", {time:.3f} ms at {length}"
                         for length, time in row.get("milliseconds", {}).items())
-        print(f"{mixture.name}: {mixture.bits:.2f} bits{times}; {described(row)}; "
+        print(f"{mixture.name}: {mixture.bits:.2f} bits{timed}; {described(row)}; "
               f"{report.seconds:.0f} s", flush=True)
         report.data["rows"].append(row)
         report.save()

@@ -296,7 +296,7 @@ class Attention:
         try:
             addresses, workspace = memory.place([*arrays, out], info.min_workspace,
                                                 info.workspace_alignment)
-            _execute(plan, info, _arguments(q, k, addresses), workspace)
+            _execute(plan, _arguments(q, k, addresses), workspace, info.min_workspace)
             memory.get(addresses[3], out)
         finally:
             memory.free()
@@ -304,7 +304,10 @@ class Attention:
 
     def milliseconds(self, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], repeat: int = 20
                      ) -> float:
-        """The median time of an execute on the GPU, by events between executes one after another."""
+        """The median time of an execute on the GPU, by events between executes one after another.
+
+        With the workspace that is preferred: with less, smoothing Q takes several launches.
+        """
         plan, info = self._plan(_shape(q, k, v))
         if info.backend != BACKEND_CUDA:
             raise ValueError("only the CUDA backend is timed")
@@ -316,13 +319,14 @@ class Attention:
         try:
             for event in events:
                 driver.call("cuEventCreate", c.byref(event), 0)
-            addresses, workspace = memory.place(arrays, info.min_workspace, info.workspace_alignment)
+            size = info.preferred_workspace
+            addresses, workspace = memory.place(arrays, size, info.workspace_alignment)
             args = _arguments(q, k, addresses)
             for _ in range(repeat // 2):  # warms up, and keeps the GPU busy while more is queued
-                _execute(plan, info, args, workspace)
+                _execute(plan, args, workspace, size)
             driver.call("cuEventRecord", events[0], None)
             for event in events[1:]:
-                _execute(plan, info, args, workspace)
+                _execute(plan, args, workspace, size)
                 driver.call("cuEventRecord", event, None)
             driver.call("cuEventSynchronize", events[-1])
             times = [c.c_float() for _ in range(repeat)]
@@ -350,8 +354,8 @@ def _arguments(q: NDArray[Any], k: NDArray[Any], addresses: Sequence[int]) -> Ex
     return args
 
 
-def _execute(plan: c.c_void_p, info: PlanInfo, args: ExecuteArgs, workspace: int) -> None:
-    _call(_library.sageattn_execute, plan, c.byref(args), workspace, info.min_workspace, None)
+def _execute(plan: c.c_void_p, args: ExecuteArgs, workspace: int, size: int) -> None:
+    _call(_library.sageattn_execute, plan, c.byref(args), workspace, size, None)
 
 
 def _shape(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> tuple[int, ...]:
