@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -20,16 +19,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import command
 import minilm
-import sageattn
 from extract_activations import MINILM_PACKAGE, unpack
 from measuring import (PRESETS, FloatArray, LayerAttention, Report, add_arguments, every_layer,
-                       possible)
+                       possible, report_problems)
+
+import sageattn  # after measuring
 
 MAX_TOKENS = 256  # where Sentence Transformers cuts
 MIN_COSINE = 0.999  # of SAGE2_8B's embeddings
 MAX_WIRING_DIFFERENCE = 1e-5  # 1 - cosine of the exact preset's embeddings and NumPy's float32
 NEIGHBOURS = (1, 10)
+LEAST_SENTENCES = max(NEIGHBOURS) + 1
 
 
 def split_sentences(text: str) -> list[str]:
@@ -98,9 +100,10 @@ def broken_expectations(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Define and parse the command line."""
-    parser = argparse.ArgumentParser(description="Embeddings of MiniLM with libsageattn.")
+    parser = argparse.ArgumentParser(description="Embeddings of MiniLM with libsageattn.",
+                                     allow_abbrev=False)
     add_arguments(parser)
-    parser.add_argument("--sentences", type=int, help="how many (default: all)")
+    parser.add_argument("--sentences", type=command.at_least(LEAST_SENTENCES), help="how many (default: all)")
     args = parser.parse_args(argv)
     if args.presets is None:
         args.presets = (["exact", "sage2_8b", "sage2_4b", "int4_unsmoothed"] if args.short
@@ -118,6 +121,8 @@ def main(argv: Sequence[str]) -> int:
     tokenizer = minilm.WordPieceTokenizer(directory / "vocab.txt")
     model = minilm.MiniLM.from_directory(directory)
     texts = split_sentences(args.text.read_text(encoding="utf-8"))[: args.sentences]
+    if len(texts) < LEAST_SENTENCES:
+        raise ValueError(f"--text has {len(texts)} sentences, {LEAST_SENTENCES} is the least")
     sentences = [tokenizer.encode(text, MAX_TOKENS) for text in texts]
     lengths = [len(ids) for ids in sentences]
     report.data["text"] |= {"sentences": len(sentences), "tokens": sum(lengths),
@@ -135,10 +140,8 @@ def main(argv: Sequence[str]) -> int:
             if not 1 - worst <= MAX_WIRING_DIFFERENCE:
                 problems.append(f"an exact embedding has a cosine of {worst} to NumPy's")
     problems += broken_expectations(report.data["rows"])
-    for problem in problems:
-        print(f"does not hold: {problem}", file=sys.stderr)
-    return 1 if problems else 0
+    return report_problems(problems)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    command.run(main)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,11 +19,14 @@ import parallel  # before NumPy
 
 import numpy as np
 
-import sageattn
-import smollm2
+import command
 from extract_activations import SMOLLM2_PACKAGE
-from measuring import FloatArray, LayerAttention, Report, add_arguments, possible
+from measuring import (FloatArray, LayerAttention, Report, add_arguments, possible,
+                       report_problems)
 from perplexity import IntArray, Predictions, hidden_states, last, load, predict, windows
+
+import sageattn  # after measuring
+import smollm2
 
 Products = tuple[float, float, float]
 
@@ -95,11 +97,12 @@ def sweep(model: smollm2.SmolLM2, ids: IntArray, context: int, tokens: int,
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Define and parse the command line."""
-    parser = argparse.ArgumentParser(description="Attention's precision layer by layer.")
+    parser = argparse.ArgumentParser(description="Attention's precision layer by layer.",
+                                     allow_abbrev=False)
     add_arguments(parser)
-    parser.add_argument("--context", type=int, help="tokens of a window (default: 1024)")
-    parser.add_argument("--tokens", type=int, help="tokens to predict (default: 2048)")
-    parser.add_argument("--layers", type=int, help="only the last so many (default: all)")
+    parser.add_argument("--context", type=command.at_least(1), help="tokens of a window (default: 1024)")
+    parser.add_argument("--tokens", type=command.at_least(1), help="tokens to predict (default: 2048)")
+    parser.add_argument("--layers", type=command.at_least(1), help="only the last so many (default: all)")
     args = parser.parse_args(argv)
     args.presets = args.presets or ["exact", "sage2_4b", "int4_unsmoothed"]
     args.context = args.context or (256 if args.short else 1024)
@@ -113,6 +116,8 @@ def main(argv: Sequence[str]) -> int:
     args = parse_arguments(argv)
     report = Report(args, SMOLLM2_PACKAGE, argv)
     _, model, ids = load(args, report)
+    if args.layers is not None and args.layers > model.config.layers:
+        raise ValueError(f"--layers {args.layers}: the model has {model.config.layers}")
     print(f"model and text: {report.seconds:.0f} s", flush=True)
     attentions = possible(args.presets, sageattn.CAUSAL, report, model.config.heads)
     report.data |= {"context": args.context, "tokens": args.tokens, "rows": []}
@@ -127,4 +132,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    command.run(main)

@@ -16,11 +16,10 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,14 @@ import parallel  # noqa: F401 (before NumPy)
 
 import numpy as np
 
-import sageattn
-import smollm2
+import command
 import safetensors_io
 from extract_activations import DEFAULT_TEXT, SMOLLM2_PACKAGE, HalfArray, Recorder, metadata
-from measuring import CONFIGURATIONS, FloatArray, Report, add_arguments, every_layer, possible
+from measuring import CONFIGURATIONS, FloatArray, Report, add_arguments, every_layer, possible, report_problems
 from perplexity import Evaluation, described, hidden_states, last, load, row_of
+
+import sageattn  # after measuring
+import smollm2
 
 BITS = {"exact": 16, "sage1": 8, "sage2_8b": 8, "sage2pp": 8, "sage2_8b_v_unsmoothed": 8,
         "sage2_4b": 4, "sage2_4b_v_unsmoothed": 4, "int4_unsmoothed": 4}
@@ -232,21 +233,20 @@ class Stopwatch:
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Define and parse the command line."""
-    def numbers(kind: type) -> Callable[[str], list[Any]]:
-        return lambda text: [kind(part) for part in text.split(",")]
-
-    parser = argparse.ArgumentParser(description="Attention's precision head by head.")
+    parser = argparse.ArgumentParser(description="Attention's precision head by head.",
+                                     allow_abbrev=False)
     add_arguments(parser)
     add = parser.add_argument
-    add("--context", type=int, help="tokens of a window (default: 1024)")
-    add("--tokens", type=int, help="tokens to predict (default: 2048)")
-    add("--calibration-text", type=Path, default=DEFAULT_TEXT,
+    add("--context", type=command.at_least(1), help="tokens of a window (default: 1024)")
+    add("--tokens", type=command.at_least(1), help="tokens to predict (default: 2048)")
+    add("--calibration-text", type=command.existing_file, default=DEFAULT_TEXT,
         help=f"text to assess (default: {DEFAULT_TEXT.name})")
-    add("--calibration-tokens", type=int, help="tokens of it (default: those of a window)")
-    add("--targets", type=numbers(float), help="relative errors (default: 0.02,0.05,0.1,0.15,0.2,0.3)")
-    add("--lengths", type=numbers(int), default=[2048, 16384],
+    add("--calibration-tokens", type=command.at_least(1), help="tokens of it (default: those of a window)")
+    add("--targets", type=command.list_of(command.positive),
+        help="relative errors (default: 0.02,0.05,0.1,0.15,0.2,0.3)")
+    add("--lengths", type=command.list_of(command.at_least(1)), default=[2048, 16384],
         help="tokens of the sequences that are timed on a GPU (default: 2048,16384)")
-    add("--batch", type=int, default=4, help="sequences that are timed (default: %(default)s)")
+    add("--batch", type=command.at_least(1), default=4, help="sequences that are timed (default: %(default)s)")
     args = parser.parse_args(argv)
     args.presets = args.presets or (["exact", "sage2_8b", "sage2_4b"] if args.short
                                     else list(CONFIGURATIONS))
@@ -300,6 +300,8 @@ def main(argv: Sequence[str]) -> int:
     attentions = possible(names, sageattn.CAUSAL, report, config.heads)
     args.presets = [name for name in args.presets if name in attentions]
     tokens = tokenizer.encode(args.calibration_text.read_text(encoding="utf-8"))
+    if len(tokens) < args.calibration_tokens:
+        raise ValueError(f"--calibration-text has {len(tokens)} tokens, {args.calibration_tokens} are wanted")
     tokens = tokens[: args.calibration_tokens]
     report.data |= {"context": args.context, "tokens": args.tokens,
                     "calibration": {"file": args.calibration_text.name, "tokens": len(tokens)},
@@ -339,10 +341,8 @@ def main(argv: Sequence[str]) -> int:
     report.save()
     print(f"all: {report.seconds:.0f} s", flush=True)
     problems = list(broken_expectations(report.data["rows"]))
-    for problem in problems:
-        print(f"does not hold: {problem}", file=sys.stderr)
-    return 1 if problems else 0
+    return report_problems(problems)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    command.run(main)
