@@ -27,6 +27,7 @@ NAMES = {
     "int4_unsmoothed": "INT4 without smoothing",
     "sage2_8b_v_unsmoothed": "SAGE2_8B, V unsmoothed",
     "sage2_4b_v_unsmoothed": "SAGE2_4B, V unsmoothed",
+    "sage2_4b_k_unsmoothed": "SAGE2_4B, K unsmoothed",
 }
 PRESETS = list(NAMES)[:6]  # what every run measures unless told otherwise
 EXPECTED_CHANGE = 0.005  # of SAGE2_8B's perplexity

@@ -43,6 +43,7 @@ CONFIGURATIONS: dict[str, tuple[int, dict[str, str | int]]] = {
                         {"qk_format": "i4", "smooth_q": "off", "smooth_k": "off"}),
     "sage2_8b_v_unsmoothed": (sageattn.SAGE2_8B, {"smooth_v": "off"}),
     "sage2_4b_v_unsmoothed": (sageattn.SAGE2_4B, {"smooth_v": "off"}),
+    "sage2_4b_k_unsmoothed": (sageattn.SAGE2_4B, {"smooth_k": "off"}),
 }
 PRESETS = list(CONFIGURATIONS)[:6]  # what is compared unless asked for more
 
