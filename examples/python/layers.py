@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Which layers of SmolLM2-135M bear coarse attention: one layer at a time in it, all others exact.
 
-    python3 examples/python/layers.py --out docs/accuracy/layers.json
+    python3 examples/python/layers.py --backend cuda --tokens 8192 --out docs/accuracy/layers.json
 
 For each layer and format: the similarity of that layer's attention output to the exact one, which a
 program can measure without a text's answers, and what counts: the change of the perplexity, and the

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What SmolLM2-135M loses, and gains, by following `sageattn assess` head by head.
 
-    python3 examples/python/mixed.py --out docs/accuracy/mixed.json
+    python3 examples/python/mixed.py --backend cuda --tokens 8192 --out docs/accuracy/mixed.json
 
 Q, K and V of every layer are recorded on one text, the program `sageattn assess` recommends a preset
 for each head and each layer within a few target errors, and another text is predicted with these
