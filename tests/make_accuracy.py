@@ -102,7 +102,8 @@ two levels nor their interval. CosSim does not see an error that scales the whol
   1.4 to 1.5 % at 1024 keys. So without smoothing promotion must be frequent. Smoothing per sequence cures this input at any interval.
 - `drift` is what the mean over the sequence cannot cure: it is nearly 0. Rows unsmoothed and per sequence are equal; per group the error
   falls wherever the group is shorter than the drift: at 65536 keys, promoted every 1024, from 1.37 to 0.026 %, where
-  fp32 sums of the same codes give 0.026 %, and 0.068 % of V as it is. Where a group spans the sequence (1024 keys of 1024) it is the mean of the sequence.
+  fp32 sums of the same codes give 0.026 %, and 0.068 % of V as it is. Where a group spans the sequence (1024 keys of
+  1024) it is the mean of the sequence.
 - fp16 accumulators of 64 keys truncate nothing but round to 11 bits: worse than two levels at 128 on `bias` (0.28 to 0.84 %
   beside 0.07 to 0.10 %); once it is smoothed, 0.79 to 1.35 times their error.
 """,

