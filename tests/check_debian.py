@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 
@@ -220,7 +219,7 @@ def main():
             packages.install()
             packages.use()
             packages.remove()
-        except (Failed, subprocess.SubprocessError) as failure:
+        except (Failed, OSError) as failure:
             print(failure, file=sys.stderr)
             return 1
     print(f"made, installed, used and removed: {', '.join(SECTIONS)}")
