@@ -72,7 +72,7 @@ build_and_test() {
 }
 
 check_format() {
-  git_files '*.c' '*.cpp' '*.h' '*.cu' '*.cuh' | xargs -0 -r "$(llvm_tool clang-format)" --dry-run -Werror
+  git_files '*.c' '*.cpp' '*.h' '*.hpp' '*.cu' '*.cuh' | xargs -0 -r "$(llvm_tool clang-format)" --dry-run -Werror
 }
 
 check_tidy() {
@@ -87,6 +87,7 @@ install_build_tools
 if $ci; then
   install_nvdisasm
   install_numpy
+  install_package_tools
 fi
 launcher=()
 if command -v ccache >/dev/null; then

@@ -93,6 +93,14 @@ install_numpy() {
   python3 -m pip --version >/dev/null 2>&1 || install_packages python3-pip
 }
 
+# For check_debian.py; and ccache, so that check_consumers.py need not compile the library again.
+install_package_tools() {
+  local missing=()
+  command -v dpkg-shlibdeps >/dev/null || missing+=(dpkg-dev)
+  command -v ccache >/dev/null || missing+=(ccache)
+  install_packages "${missing[@]}"
+}
+
 # git_files PATTERN...: tracked and new files that match, ended by NUL.
 git_files() {
   git -c safe.directory='*' ls-files -z -co --exclude-standard -- "$@"
