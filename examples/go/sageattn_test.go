@@ -672,3 +672,85 @@ func TestDescFields(t *testing.T) {
 		}
 	}
 }
+
+// With a driver that launches nothing: that each address arrives where it belongs shows in the errors.
+func TestDevice(t *testing.T) {
+	if os.Getenv("SAGEATTN_TEST_FAKES") == "" {
+		t.Skip("SAGEATTN_TEST_FAKES does not say where the fake driver is")
+	}
+	context, err := sageattn.NewContext(sageattn.ContextDesc{Backend: sageattn.BackendCUDA,
+		Flags: sageattn.NoDiskCache})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer context.Close()
+	desc := newDesc(t, sageattn.PresetSage2_8B, 2, 64, 16)
+	desc.QDType, desc.BatchMode, desc.MaxBatch = sageattn.BF16, sageattn.BatchVarlen, 2
+	plan := newPlan(t, context, desc)
+	info := plan.Info()
+	good := sageattn.DeviceArgs{Batch: 1, TotalQo: 16, TotalKV: 16,
+		Q: sageattn.DeviceTensor{Address: 0x100000}, K: sageattn.DeviceTensor{Address: 0x200000},
+		V: sageattn.DeviceTensor{Address: 0x300000}, Out: sageattn.DeviceTensor{Address: 0x400000},
+		LSE: 0x500000, CuSeqlensQ: 0x600000, CuSeqlensKV: 0x700000, SeqUsedKV: 0x800000, Status: 0x900000,
+		Workspace: 0x10000000, WorkspaceSize: info.MinWorkspace}
+	for _, test := range []struct {
+		status sageattn.Status
+		word   string
+		change func(*sageattn.DeviceArgs)
+	}{
+		{sageattn.ErrMisaligned, "q.data = 0x100001", func(a *sageattn.DeviceArgs) { a.Q.Address++ }},
+		{sageattn.ErrMisaligned, "k.data = 0x200001", func(a *sageattn.DeviceArgs) { a.K.Address++ }},
+		{sageattn.ErrMisaligned, "v.data = 0x300001", func(a *sageattn.DeviceArgs) { a.V.Address++ }},
+		{sageattn.ErrMisaligned, "out.data = 0x400001", func(a *sageattn.DeviceArgs) { a.Out.Address++ }},
+		{sageattn.ErrMisaligned, "lse.data = 0x500001", func(a *sageattn.DeviceArgs) { a.LSE++ }},
+		{sageattn.ErrMisaligned, "cu_seqlens_q = 0x600001", func(a *sageattn.DeviceArgs) { a.CuSeqlensQ++ }},
+		{sageattn.ErrMisaligned, "cu_seqlens_kv = 0x700001", func(a *sageattn.DeviceArgs) { a.CuSeqlensKV++ }},
+		{sageattn.ErrMisaligned, "seqused_kv = 0x800001", func(a *sageattn.DeviceArgs) { a.SeqUsedKV++ }},
+		{sageattn.ErrMisaligned, "status = 0x900001", func(a *sageattn.DeviceArgs) { a.Status++ }},
+		{sageattn.ErrWorkspace, "0x10000001", func(a *sageattn.DeviceArgs) { a.Workspace++ }},
+		{sageattn.ErrWorkspace, "workspace_size", func(a *sageattn.DeviceArgs) { a.WorkspaceSize-- }},
+		{sageattn.ErrInvalidArgument, "WorkspaceSize is -1", func(a *sageattn.DeviceArgs) { a.WorkspaceSize = -1 }},
+		{sageattn.ErrLimit, "total_qo", func(a *sageattn.DeviceArgs) { a.TotalQo = 33 }},
+		{sageattn.ErrLimit, "batch", func(a *sageattn.DeviceArgs) { a.Batch = 3 }},
+		{sageattn.ErrAliased, "out", func(a *sageattn.DeviceArgs) { a.Out = a.Q }},
+	} {
+		bad := good
+		test.change(&bad)
+		wantError(t, plan.ExecuteDevice(bad), test.status, test.word)
+	}
+	wantError(t, plan.Execute(sageattn.Args{}), sageattn.ErrInvalidArgument, "use ExecuteDevice")
+	_, err = plan.NewWorkspace()
+	wantError(t, err, sageattn.ErrInvalidArgument, "DeviceArgs")
+
+	if info.Backend != sageattn.BackendCUDA || info.NumKernels < 1 {
+		t.Fatalf("the plan's info is %+v", info)
+	}
+	kernel, err := plan.Kernel(info.NumKernels - 1)
+	if err != nil || !strings.HasPrefix(info.KernelName, kernel.Name) || kernel.Threads != info.Threads ||
+		kernel.Arch != info.Arch || kernel.Origin != sageattn.OriginCompiled {
+		t.Errorf("the last kernel is %+v (%v), the plan %+v", kernel, err, info)
+	}
+	blob, err := plan.ExportBlob()
+	if err != nil || len(blob) == 0 {
+		t.Fatalf("a blob of %d bytes (%v)", len(blob), err)
+	}
+	all, err := context.ExportBlob()
+	if err != nil || len(all) != len(blob) {
+		t.Errorf("the context exports %d bytes (%v), its only plan %d", len(all), err, len(blob))
+	}
+	other, err := sageattn.NewContext(sageattn.ContextDesc{Backend: sageattn.BackendCUDA,
+		Flags: sageattn.NoDiskCache | sageattn.NoJIT})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	_, err = other.NewPlan(desc)
+	wantError(t, err, sageattn.ErrKernelMissing)
+	wantError(t, other.ImportBlob(blob[1:]), sageattn.ErrBadBlob)
+	if err := other.ImportBlob(blob); err != nil {
+		t.Fatal(err)
+	}
+	if origin := newPlan(t, other, desc).Info().Origin; origin != sageattn.OriginBlob {
+		t.Errorf("the origin is %d, want %d", origin, sageattn.OriginBlob)
+	}
+}
