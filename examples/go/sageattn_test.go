@@ -593,7 +593,20 @@ func TestClosed(t *testing.T) {
 			}
 		}()
 	}
+	other := newContext(t)
+	group.Add(1)
+	go func() {
+		defer group.Done()
+		for {
+			if _, err := other.Report(); err != nil {
+				wantClosed(err, "Context.Report: the context")
+				return
+			}
+		}
+	}()
+	runtime.Gosched()
 	plan.Close()
+	other.Close()
 	group.Wait()
 	plan.Close()
 	wantClosed(plan.ExecuteDevice(sageattn.DeviceArgs{}), "Plan.ExecuteDevice")

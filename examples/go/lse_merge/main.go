@@ -43,8 +43,8 @@ func main() {
 		return out, lse
 	}
 	whole, _ := attend(plan, 0, keys)
-	a, lseA := attend(plan, 0, keys/3)
-	b, lseB := attend(plan, keys/3, keys)
+	a, lseA := attend(plan, 0, keys/2)
+	b, lseB := attend(plan, keys/2, keys)
 
 	merged := make([]float32, len(q))
 	for i := range merged { // out is [token, head, channel], lse [head, token]
