@@ -25,7 +25,7 @@ class Failed(Exception):
 
 class Go:
     def __init__(self, library, build):
-        self.scratch = os.path.join(build, "go")
+        self.scratch = os.path.join(os.path.abspath(build), "go")
         folder = os.path.dirname(os.path.abspath(library))
         self.environment = {
             **os.environ,
@@ -110,14 +110,15 @@ def main():
         return SKIPPED
     try:
         go = Go(args.library, args.build)
+        c_example = os.path.abspath(args.c_example)
         if go.minor < 19:
             print(f"skipped: Go 1.{go.minor} is older than 1.19")
             return SKIPPED
         go.check_format()
         go.check_tests()
         programs = go.build()
-        go.check_examples(programs, args.c_example)
-        go.check_replace(go.run([args.c_example]))
+        go.check_examples(programs, c_example)
+        go.check_replace(go.run([c_example]))
     except Failed as failure:
         print(failure, file=sys.stderr)
         return 1
