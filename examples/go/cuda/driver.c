@@ -63,7 +63,7 @@ const char *driver_download(void *to, uint64_t from, size_t size) {
 }
 
 const char *driver_stream(uintptr_t *stream) {
-  return CALL(StreamCreate, (handle *)stream, 1); /* does not wait for the default stream */
+  return CALL(StreamCreate, (handle *)stream, 0); /* waits for the copies, on the default stream */
 }
 
 const char *driver_synchronize(uintptr_t stream) { return CALL(StreamSynchronize, (handle)stream); }
