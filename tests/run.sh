@@ -88,6 +88,7 @@ if $ci; then
   install_nvdisasm
   install_numpy
   install_package_tools
+  install_go
 fi
 launcher=()
 if command -v ccache >/dev/null; then

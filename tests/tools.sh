@@ -101,6 +101,10 @@ install_package_tools() {
   install_packages "${missing[@]}"
 }
 
+install_go() {
+  command -v go >/dev/null || install_packages golang-go
+}
+
 # git_files PATTERN...: tracked and new files that match, ended by NUL.
 git_files() {
   git -c safe.directory='*' ls-files -z -co --exclude-standard -- "$@"

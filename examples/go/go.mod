@@ -1,0 +1,3 @@
+module sageattn
+
+go 1.19
