@@ -73,7 +73,7 @@ def facts(report, name):
           f"backend {', '.join([machine['backend'], *gpu])}, {machine['processor']}, {machine['cores']} cores, Python " \
           f"{machine['python']}, NumPy {machine['numpy']}; {took}. Text: {text['file']}, SHA-256 " \
           f"{text['sha256'][:16]}.... Data: [{name}.json](accuracy/{name}.json)"
-    yield from ["", "```sh", report["command"], "```", ""]
+    yield from ["", "<!-- not run: takes minutes -->", "```sh", report["command"], "```", ""]
 
 
 def divergence(row):
@@ -426,12 +426,14 @@ REPEATING = """## Repeating it
 
 From the root of the repository, with library and program built and NumPy installed; on two CPU cores, in less than an hour:
 
+<!-- not run: takes an hour -->
 ```sh
 for name in perplexity layers mixed embeddings; do python3 examples/python/$name.py --out docs/accuracy/$name.json; done
 ```
 
 On a GPU, in some minutes:
 
+<!-- not run: needs a GPU -->
 ```sh
 for name in perplexity "layers --tokens 8192" "mixed --tokens 8192" embeddings; do
   set -- $name && python3 examples/python/$1.py --backend cuda --out docs/accuracy/$1.json ${2-} ${3-}
