@@ -46,7 +46,7 @@ from check_sources import repository_files
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 C_FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
-CXX_FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+CXX_FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 NOT_RUN = {"text", "json", "toml"}
 SECONDS = 60  # for one program
 DIRECTIVE = re.compile(r"<!--\s*(part of|not run)\s*:\s*(\S.*?)\s*-->$")
@@ -277,12 +277,15 @@ class Runner:
         run([self.args.cmake, "--build", "build"], folder, self.environment)
 
     def sh(self, block):
+        for tool in ("cargo", "go"):
+            need(shutil.which(tool) or not re.search(rf"(^|[;&|]\s*){tool}\s", block.text, re.MULTILINE),
+                 f"there is no {tool}")
         run(["bash", "-euo", "pipefail", "-c", block.text], self.repository(block.path), self.environment)
 
     def rust(self, block):
         need(shutil.which("cargo"), "there is no cargo")
         crates = {}
-        for path in glob.glob(os.path.join(ROOT, "examples", "rust", "**", "Cargo.toml"), recursive=True):
+        for path in glob.glob(os.path.join(ROOT, "examples", "rust", "*", "Cargo.toml")):
             with open(path, encoding="utf-8") as file:
                 name = re.search(r'^\[package\].*?^name\s*=\s*"([^"]+)"', file.read(), re.DOTALL | re.MULTILINE)
             if name:
