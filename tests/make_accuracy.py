@@ -5,13 +5,17 @@
 
 DOCS is the folder of accuracy.md and accuracy/ (default: docs). ablation.json is what
 examples/python/ablation.py wrote; overheads.json, of overheads.py, and ablation-cuda.json, of
-ablation.py on a GPU, add sections if they are there. With --check nothing is written, and the exit
+ablation.py on a GPU, add sections if they are there. What this document, docs/numerics.md and README.md say in prose of
+the figures must be what accuracy_claims.py makes of them. With --check nothing is written, and the exit
 code is 1 if a file is not what would be. No measurements, no accuracy.md.
 """
 
+import glob
 import json
 import os
+import sys
 
+import accuracy_claims
 import accuracy_figures
 import accuracy_on_gpu
 import generated_document
@@ -25,7 +29,7 @@ formulas of the metrics, is in [numerics.md](numerics.md); the error of the pres
 Each figure compares the output with fp64 attention (NumPy, no code of the library) on the same 16-bit inputs, head by head.
 *average / worst*: the mean over all layers and heads, and the worst head. Output is fp32, so that its rounding hides nothing,
 but in the last table. *Published* is SageAttention2 (arXiv 2411.10958), measured on layers of CogVideoX: average / worst CosSim
-in %, "-" where it gives none; order and size are compared with SmolLM2 here, which has structure of its own.
+in %, "-" where a figure is not taken over; order and size are compared with SmolLM2 here, which has structure of its own.
 """
 
 # Average and worst CosSim in % of the paper, by what stands in a table's first columns.
@@ -58,7 +62,7 @@ TEXTS = {
     "types": "Presets as they are, WGMMA where they have it. Inputs rounded to the type, output in it, against fp64 attention of "
              "the activations *before* rounding: EXACT shows what the type alone costs.",
 }
-# Kept by hand: read them again when the measurements change.
+# Kept by hand: read them again when the measurements change. accuracy_claims.py says which words the figures give.
 NOTES = {
     "smoothing": """
 Where it differs from the published, and why. None of it breaks the order none < K < Q+K.
@@ -84,8 +88,8 @@ text differ more in size than neighbouring patches of a video do (this reason is
 - E4M3 is close to FP16 as published, about twice as close as E5M2, but not the same: CosSim near 100 % hides a relative error of 2 %,
   most of it the rounding of P and V themselves.
 - A scale for every 64 keys instead of one for all helps little (E4M3: 2 to 7 % of the error), more where V has an offset (E5M2).
-- Sum of rounded P against sum of P: the rounded one is the same or better with FP8, clearly so where V has an offset (`v_bias`),
-  which then cancels. With INT8 it is worse on `outlier_channels`, `fa3` and `sink`: what rounding to zero took from the row
+- Sum of rounded P against sum of P, relative L1: E4M3 0.69 to 1.00, E5M2 0.87 to 1.00 times as large; what gains is V with an offset
+  (`v_bias`), which then cancels. With INT8 it is worse on `outlier_channels`, `fa3` and `sink`: what rounding to zero took from the row
   is then taken from its weight as well.
 """,
     "accumulation": """
@@ -94,12 +98,14 @@ two levels nor their interval. CosSim does not see an error that scales the whol
 7.4 % are lost), so relative L1 stands here.
 
 - Zero-mean V hides the accumulator: even a single level adds little to the 4 % that INT8 and E4M3 cost, up to 65536 keys.
-- Biased V shows it: a single level loses 1.5 % at 1024 keys and 54 % at 65536, two levels 0.03 to 0.05 % at 128 keys whatever the length, 1.5 % at
-  1024 keys. So without smoothing promotion must be frequent. Smoothing per sequence cures this input at any interval.
+- Biased V shows it: a single level loses 1.5 % at 1024 keys and 54 % at 65536, two levels 0.03 to 0.05 % at 128 keys whatever the length,
+  1.4 to 1.5 % at 1024 keys. So without smoothing promotion must be frequent. Smoothing per sequence cures this input at any interval.
 - `drift` is what the mean over the sequence cannot cure: it is nearly 0. Rows unsmoothed and per sequence are equal; per group the error
-  falls wherever the group is shorter than the drift: at 65536 keys, promoted every 1024, from 1.37 to 0.026 %, which is what
-  fp32 sums give. Where a group spans the sequence (1024 keys of 1024) it is the mean of the sequence.
-- fp16 accumulators of 64 keys truncate nothing but round to 11 bits: worse than two levels at 128 on biased V, the same once it is smoothed.
+  falls wherever the group is shorter than the drift: at 65536 keys, promoted every 1024, from 1.37 to 0.026 %, where
+  fp32 sums of the same codes give 0.026 %, and 0.068 % of V as it is. Where a group spans the sequence (1024 keys of
+  1024) it is the mean of the sequence.
+- fp16 accumulators of 64 keys truncate nothing but round to 11 bits: worse than two levels at 128 on `bias` (0.28 to 0.84 %
+  beside 0.07 to 0.10 %); once it is smoothed, 0.79 to 1.35 times their error.
 """,
     "qk": """
 INT8 is better than E4M3 on every input and with every smoothing here, by a factor of 1.8 to 5.6 in relative L1: below the largest value of a
@@ -107,8 +113,10 @@ group E4M3 keeps 4 significant bits, INT8 up to 7, and smoothed groups hold few 
 Outliers (`outlier_channels` unsmoothed) do not turn it round: E4M3 then errs in the large values, which dominate the product.
 """,
     "types": """
-- bf16 inputs cost some seven times what fp16 inputs do (EXACT). Beside the error of the quantized presets both disappear on the
-  models; on `v_bias` the rounding of V and of the output is all the error there is, and on `outlier_channels` bf16 adds a tenth to SAGE2_8B.
+- bf16 inputs cost 7.9 to 8.7 times what fp16 inputs do (EXACT), 6.0 times on `v_bias`. Beside the error of the quantized presets both
+  disappear on the models. On `v_bias` the rounding of V and of the output is nearly all there is but for INT4: SAGE2_8B has
+  1.00 to 1.03 times EXACT's error there, SAGE2_4B 1.56 times with fp16 inputs; on `outlier_channels` bf16 makes SAGE2_8B's error
+  1.12 times as large.
 - Cross-attention (without a mask) has no larger average error than SmolLM2's self-attention: smoothing takes each side's own mean.
 - The paper quotes FlashAttention-3's test on `fa3` inputs (of other length and head_dim), RMSE: fp16 1.9e-4, FP8 with one scale a
   tensor 2.4e-2, FlashAttention-3's FP8 9.1e-3. Compare EXACT and SAGE2_8B above; SAGE2_4B is no format for such outliers without
@@ -281,6 +289,17 @@ def text_of(docs, report, figures):
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
+def check_claims(docs, report, files):
+    """Ends the program if a document lacks words that the measurements give."""
+    perplexities = [measurements(docs, os.path.basename(path))
+                    for path in sorted(glob.glob(os.path.join(docs, "accuracy", "perplexity*.json")))]
+    claims = accuracy_claims.claims(report, measurements(docs, "overheads.json"), perplexities)
+    for name, words in claims:
+        text = files.get(name) or generated_document.read(os.path.join(docs, os.pardir, name))
+        if text is not None and words not in " ".join(text.split()):
+            sys.exit(f"{name} does not say what its data gives: {words}")
+
+
 def document(docs):
     """The document, its figures, and numerics.md with its part; None if there is nothing to write."""
     report = measurements(docs, "ablation.json")
@@ -292,6 +311,7 @@ def document(docs):
     if numerics is not None:
         part = "\n".join(accuracy_figures.summary(report)).rstrip("\n")
         files["numerics.md"] = generated_document.with_part(numerics, __file__, part)
+    check_claims(docs, report, files)
     return files
 
 

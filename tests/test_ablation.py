@@ -3,8 +3,9 @@
 
     test_ablation.py SCRATCH     the library is $SAGEATTN_LIBRARY; needs NumPy, else exit code 77
 
-Each expectation relates two rows. The report must meet them all, and must fail each of them once the
-two rows are swapped: an expectation that cannot fail is a fault of this test.
+Expectations relate the errors of two rows, or bound the error of one. The report must meet them all. So that none is
+vacuous, each is shown to fail, and no expectation on other rows with it, once one error of the report is put just beyond
+its limit, and once that error is LOOSEST times as large as it is.
 """
 
 import copy
@@ -12,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,99 +22,144 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 Row = dict[str, Any]
 
 
+LOOSEST = 4  # an error so many times as large as it should be may pass nowhere
+
+
+def find(report: Row, table: str, labels: dict[str, Any]) -> Row:
+    rows = next(t for t in report["tables"] if t["name"] == table)["rows"]
+    [row] = [r for r in rows if all(r.get(k) == v for k, v in labels.items())]
+    return row
+
+
+def error(row: Row, value: str) -> float:
+    """Of cos and worst_cos the distance to 1."""
+    return 1 - float(row[value]) if value.endswith("cos") else float(row[value])
+
+
+def put(row: Row, value: str, wrong: float) -> None:
+    """Makes error() what is given."""
+    row[value] = 1 - wrong if value.endswith("cos") else wrong
+
+
 @dataclass(frozen=True)
-class Expectation:
-    """row `better` of the table must have less than `factor` times row `worse`'s value."""
+class Relation:
+    """Row `better` of the table must have less than `factor` times row `worse`'s error."""
 
     table: str
     input: str
     better: dict[str, str]
     worse: dict[str, str]
-    value: Callable[[Row], float]
+    value: str
     factor: float = 1.0
     keys: int | None = None
 
-    def rows(self, report: Row) -> tuple[Row, Row]:
-        table = next(t for t in report["tables"] if t["name"] == self.table)
-        wanted = {"input": self.input, **({"keys": self.keys} if self.keys else {})}
-        found = []
-        for case in (self.better, self.worse):
-            labels = {**wanted, **case}
-            [row] = [r for r in table["rows"] if all(r.get(k) == v for k, v in labels.items())]
-            found.append(row)
-        return found[0], found[1]
+    def row(self, report: Row, case: dict[str, str] | None = None) -> Row:
+        keys = {"keys": self.keys} if self.keys else {}
+        return find(report, self.table, {"input": self.input, **keys, **(case or self.better)})
+
+    def limit(self, report: Row) -> float:
+        return self.factor * error(self.row(report, self.worse), self.value)
 
     def holds(self, report: Row) -> bool:
-        better, worse = self.rows(report)
-        return self.value(better) < self.factor * self.value(worse)
+        return error(self.row(report), self.value) < self.limit(report)
 
-    def swapped(self, report: Row) -> Row:
-        """The report with what was measured of the two rows exchanged."""
-        report = copy.deepcopy(report)
-        better, worse = self.rows(report)
-        for key in ("cos", "l1", "rmse", "worst_cos", "worst_l1", "worst_rmse"):
-            better[key], worse[key] = worse[key], better[key]
-        return report
+    def wrong(self, report: Row) -> list[float]:
+        """Errors of row `better` that must not pass."""
+        return [1.001 * self.limit(report), LOOSEST * error(self.row(report), self.value)]
+
+    def rows(self, report: Row) -> list[Row]:
+        return [self.row(report), self.row(report, self.worse)]
 
 
-def distance(row: Row) -> float:
-    return 1 - float(row["cos"])
+@dataclass(frozen=True)
+class Range:
+    """A row's error must be what was measured, give or take a share of it."""
+
+    table: str
+    input: str
+    case: dict[str, str]
+    value: str
+    measured: float
+    tolerance: float
+    keys: int
+
+    def row(self, report: Row) -> Row:
+        return find(report, self.table, {"input": self.input, "keys": self.keys, **self.case})
+
+    def holds(self, report: Row) -> bool:
+        return abs(error(self.row(report), self.value) / self.measured - 1) <= self.tolerance
+
+    def wrong(self, report: Row) -> list[float]:
+        beyond = 1.001 * self.tolerance
+        found = error(self.row(report), self.value)
+        return [self.measured * (1 + beyond), self.measured * (1 - beyond), found * LOOSEST, found / LOOSEST]
+
+    def rows(self, report: Row) -> list[Row]:
+        return [self.row(report)]
 
 
-def worst_distance(row: Row) -> float:
-    return 1 - float(row["worst_cos"])
-
-
-def l1(row: Row) -> float:
-    return float(row["l1"])
+Expectation = Relation | Range
 
 
 def expectations() -> list[Expectation]:
     """What is far enough apart to be demanded: a factor below 1 says how far."""
     def smoothing(qk: str, better: str, worse: str, *rest: Any) -> Expectation:
-        return Expectation("smoothing", rest[0], {"QK": qk, "smoothed": better},
+        return Relation("smoothing", rest[0], {"QK": qk, "smoothed": better},
                            {"QK": qk, "smoothed": worse}, *rest[1:])
 
     def granularity(better: str, worse: str, source: str) -> Expectation:
-        return Expectation("granularity", source, {"QK": "INT4", "granularity": better},
-                           {"QK": "INT4", "granularity": worse}, distance, 0.95)
+        return Relation("granularity", source, {"QK": "INT4", "granularity": better},
+                           {"QK": "INT4", "granularity": worse}, "cos", 0.95)
 
     def formats(better: str, worse: str, source: str, factor: float) -> Expectation:
         rest = {"V scale": "channel", "row sum": "rounded_p"}
-        return Expectation("pv", source, {"P, V": better, **rest}, {"P, V": worse, **rest}, l1, factor)
+        return Relation("pv", source, {"P, V": better, **rest}, {"P, V": worse, **rest}, "l1", factor)
 
     def accumulation(better: str, smooth: str, worse: str, other: str, source: str,
                      factor: float) -> Expectation:
-        return Expectation("accumulation", source, {"accumulation": better, "V smoothed": smooth},
-                           {"accumulation": worse, "V smoothed": other}, l1, factor, 4096)
+        return Relation("accumulation", source, {"accumulation": better, "V smoothed": smooth},
+                        {"accumulation": worse, "V smoothed": other}, "l1", factor, 4096)
+
+    def row_sum(formats: str, better: str, worse: str, source: str, factor: float) -> Expectation:
+        rest = {"P, V": formats, "V scale": "channel"}
+        return Relation("pv", source, {**rest, "row sum": better}, {**rest, "row sum": worse}, "l1", factor)
+
+    def truncation(interval: int, measured: float, tolerance: float) -> Expectation:
+        """What two levels lose of a biased V, which is what tells their interval."""
+        return Range("accumulation", "bias", {"accumulation": f"two-level, {interval}", "V smoothed": "off"},
+                     "accumulation_l1", measured, tolerance, 4096)
 
     return [
         *(smoothing("INT4", better, worse, "smollm2", value, 0.8)
           for better, worse in (("K", "none"), ("Q", "none"), ("Q+K", "K"), ("Q+K", "Q"), ("SmoothAttn", "none"))
-          for value in (distance, l1)),
-        smoothing("INT4", "Q+K", "none", "smollm2", worst_distance, 0.4),
-        smoothing("INT4", "Q+K", "none", "outlier_channels", distance, 0.4),
-        smoothing("INT4", "Q+K, Hadamard", "Q+K", "fa3", distance, 0.5),
-        smoothing("INT8", "K", "none", "smollm2", distance, 0.8),
-        smoothing("INT8", "Q+K", "K", "smollm2", distance, 0.5),
-        *(Expectation("smoothing", "smollm2", {"QK": "INT8", "smoothed": name},
-                      {"QK": "INT4", "smoothed": name}, l1, 0.2) for name in ("none", "K", "Q+K")),
+          for value in ("cos", "l1")),
+        smoothing("INT4", "Q+K", "none", "smollm2", "worst_cos", 0.4),
+        smoothing("INT4", "Q+K", "none", "outlier_channels", "cos", 0.4),
+        smoothing("INT4", "Q+K, Hadamard", "Q+K", "fa3", "cos", 0.5),
+        smoothing("INT8", "K", "none", "smollm2", "cos", 0.8),
+        smoothing("INT8", "Q+K", "K", "smollm2", "cos", 0.5),
+        *(Relation("smoothing", "smollm2", {"QK": "INT8", "smoothed": name},
+                   {"QK": "INT4", "smoothed": name}, "l1", 0.2) for name in ("none", "K", "Q+K")),
         *(granularity(better, worse, source) for source in ("smollm2", "minilm", "fa3")
           for better, worse in (("token", "thread"), ("thread", "warp"), ("warp", "block"), ("block", "tensor"))),
         *(formats("E4M3", "E5M2", source, 0.7) for source in ("smollm2", "minilm", "sink")),
         formats("E4M3", "INT8", "sink", 0.1),
         formats("FP16", "E4M3", "smollm2", 0.7),
-        accumulation("two-level, 128", "off", "single-level", "off", "bias", 0.1),
-        accumulation("single-level", "sequence", "single-level", "off", "bias", 0.1),
+        accumulation("two-level, 128", "off", "single-level", "off", "bias", 0.03),
+        accumulation("single-level", "sequence", "single-level", "off", "bias", 0.001),
         accumulation("two-level, 512", "group", "two-level, 512", "sequence", "drift", 0.3),
         accumulation("two-level, 512", "group", "two-level, 512", "off", "drift", 0.3),
         accumulation("two-level, 128", "off", "two-level, 512", "off", "drift", 0.6),
-        *(Expectation("qk", source, {"smoothed": "Q+K", "QK": "INT8"}, {"smoothed": "Q+K", "QK": "E4M3"},
-                      l1, 0.7) for source in ("smollm2", "minilm", "outlier_channels")),
-        Expectation("types", "smollm2", {"preset": "EXACT", "inputs": "f16"},
-                    {"preset": "EXACT", "inputs": "bf16"}, l1, 0.3),
-        *(Expectation("types", source, {"preset": "SAGE2_8B", "inputs": "f16"},
-                      {"preset": "SAGE2_4B", "inputs": "f16"}, l1, 0.5)
+        truncation(128, 0.00044, 0.3),
+        truncation(1024, 0.0148, 0.1),
+        row_sum("E4M3", "rounded_p", "p", "v_bias", 0.8),
+        row_sum("INT8", "p", "rounded_p", "outlier_channels", 0.7),
+        *(Relation("qk", source, {"smoothed": "Q+K", "QK": "INT8"}, {"smoothed": "Q+K", "QK": "E4M3"},
+                   "l1", 0.7) for source in ("smollm2", "minilm", "outlier_channels")),
+        Relation("types", "smollm2", {"preset": "EXACT", "inputs": "f16"},
+                 {"preset": "EXACT", "inputs": "bf16"}, "l1", 0.15),
+        *(Relation("types", source, {"preset": "SAGE2_8B", "inputs": "f16"},
+                   {"preset": "SAGE2_4B", "inputs": "f16"}, "l1", 0.5)
           for source in ("smollm2", "cross_layers", "cross_models")),
     ]
 
@@ -144,7 +189,24 @@ def refusal_faults(report: Row) -> list[str]:
 
 def mutation_faults(report: Row) -> list[str]:
     """Expectations and checks that a wrong report would pass."""
-    faults = [f"holds with its rows swapped: {e}" for e in expectations() if e.holds(e.swapped(report))]
+    faults, every = [], expectations()
+    for expectation in every:
+        row, value = expectation.row(report), expectation.value
+        for wrong in expectation.wrong(report):
+            right = row[value]
+            put(row, value, wrong)
+            broken = [other for other in every if not other.holds(report)]
+            if expectation not in broken:
+                faults.append(f"holds with an error of {wrong:.4g}: {expectation}")
+            faults += [f"fails where another row is wrong: {other}" for other in broken
+                       if not any(row is its for its in other.rows(report))]
+            row[value] = right
+    return faults + check_faults(report)
+
+
+def check_faults(report: Row) -> list[str]:
+    """Other checks that a wrong report would pass."""
+    faults: list[str] = []
     wrong = copy.deepcopy(report)
     for table in wrong["tables"]:
         for row in table["rows"]:
@@ -204,8 +266,8 @@ def main(scratch: str) -> int:
     subprocess.run(command, check=True)
     with open(path, encoding="utf-8") as file:
         report = json.load(file)
-    faults = [f"{e}: {e.value(e.rows(report)[0]):.4g} is not below {e.factor} x "
-              f"{e.value(e.rows(report)[1]):.4g}" for e in expectations() if not e.holds(report)]
+    faults = [f"{e}: the errors are {', '.join(f'{error(row, e.value):.4g}' for row in e.rows(report))}"
+              for e in expectations() if not e.holds(report)]
     faults += close_faults(report) + refusal_faults(report) + mutation_faults(report) + document_faults(path)
     faults += comparison_faults(report)
     for fault in faults:

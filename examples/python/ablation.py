@@ -34,22 +34,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import command
 import extract_activations as models
+import measuring
 import minilm
 import safetensors_io
-import sageattn
 import smollm2
 from gguf import GgufFile
+
+import sageattn  # after measuring
 
 FloatArray = NDArray[np.float32]
 Row = dict[str, Any]
 
 DATA = Path(__file__).resolve().parent.parent / "data"
-REPORTS = Path(__file__).resolve().parents[2] / "docs" / "accuracy"
+REPORTS = command.ROOT / "docs" / "accuracy"
 BACKENDS = {"cuda": sageattn.BACKEND_CUDA, "cpu": sageattn.BACKEND_CPU}
 PRESETS = {"auto": sageattn.AUTO, "exact": sageattn.EXACT, "sage2_8b": sageattn.SAGE2_8B,
            "sage2_4b": sageattn.SAGE2_4B}
 PACKAGES = {"smollm2": models.SMOLLM2_PACKAGE, "minilm": models.MINILM_PACKAGE}
+INPUTS = ("smollm2", "minilm", "outlier_channels", "v_bias", "fa3", "sink")
 DTYPES = {"f16": sageattn.F16, "bf16": sageattn.BF16}
 SMOLLM2_TOKENS, MINILM_TOKENS, SHORT_TOKENS, SYNTHETIC_TOKENS = 1024, 512, 512, 1024
 UNSUPPORTED = 200  # SAGEATTN_E_UNSUPPORTED
@@ -493,10 +497,7 @@ def gather(args: argparse.Namespace) -> dict[str, Input]:
         "fa3": lambda: fa3(tokens),
         "sink": lambda: sink(tokens),
     }
-    unknown = sorted(set(args.inputs) - set(makers))
-    if unknown:
-        raise SystemExit(f"unknown inputs {', '.join(unknown)} (known: {', '.join(makers)})")
-    return {name: makers[name]() for name in makers if not args.inputs or name in args.inputs}
+    return {name: makers[name]() for name in INPUTS if not args.inputs or name in args.inputs}
 
 
 def crossed(inputs: dict[str, Input]) -> list[Input]:
@@ -547,44 +548,39 @@ def dump(report: Row) -> str:
     return "\n".join(lines) + "\n ]\n}\n"
 
 
-def recorded_command(argv: Sequence[str], default_out: Path) -> str:
-    """The command line, files without the folders of a machine, and no --out that is the default."""
-    words = list(argv)
-    if "--out" in words:
-        at = words.index("--out")
-        if Path(words[at + 1]).resolve() == default_out:
-            words = words[:at] + words[at + 2 :]
-    names = [Path(word).name if "/" in word else word for word in words]
-    return " ".join(["python3 examples/python/ablation.py", *names])
+def input_name(argument: str) -> str:
+    """Parse one of INPUTS."""
+    if argument not in INPUTS:
+        raise argparse.ArgumentTypeError(f"{argument!r} is none of {', '.join(INPUTS)}")
+    return argument
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure the accuracy of every numeric choice.")
+    parser = argparse.ArgumentParser(description="Measure the accuracy of every numeric choice.", allow_abbrev=False)
     add = parser.add_argument
     add("--short", action="store_true", help="stored layers and short sequences, for tests")
     add("--out", type=Path, help="JSON to write (default: ablation.json, or ablation-cuda.json, in docs/accuracy)")
     add("--backend", choices=("auto", *BACKENDS), default="cpu", help="default: cpu, which can do everything")
-    add("--inputs", type=lambda x: x.split(","), default=[],
-        help="of smollm2,minilm,outlier_channels,v_bias,fa3,sink (default: all)")
-    add("--wheel", type=Path, action="append", default=[], help="downloaded wheel; repeatable")
-    add("--cache", type=Path, default=models.DEFAULT_CACHE, help="folder for downloaded wheels")
+    add("--inputs", type=command.list_of(input_name), default=[], help=f"of {','.join(INPUTS)} (default: all)")
+    measuring.add_model_arguments(parser)
     args = parser.parse_args(argv)
     if args.backend == "auto":
         args.backend = available_backend()
     default_out = REPORTS / ("ablation.json" if args.backend == "cpu" else f"ablation-{args.backend}.json")
     args.out = args.out or default_out
-    args.command = recorded_command(argv, default_out)
+    args.command = command.recorded(argv, default_out)
     return args
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    args = parse_arguments(sys.argv[1:] if argv is None else argv)
+def main(argv: Sequence[str]) -> int:
+    args = parse_arguments(argv)
+    command.make_writable(args.out)
     start = time.monotonic()
     report = run(args)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(dump(report), encoding="utf-8")
     progress(f"{args.out.name}: {time.monotonic() - start:.0f} s")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import platform
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,8 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import command
 import extract_activations
-import sageattn
+
+try:
+    import sageattn
+except (ImportError, OSError) as error:  # programs import it after this module
+    command.fail(error)
 
 FloatArray = NDArray[np.float32]
 LayerAttention = Callable[[int, FloatArray, FloatArray, FloatArray], FloatArray]
@@ -39,6 +43,7 @@ CONFIGURATIONS: dict[str, tuple[int, dict[str, str | int]]] = {
                         {"qk_format": "i4", "smooth_q": "off", "smooth_k": "off"}),
     "sage2_8b_v_unsmoothed": (sageattn.SAGE2_8B, {"smooth_v": "off"}),
     "sage2_4b_v_unsmoothed": (sageattn.SAGE2_4B, {"smooth_v": "off"}),
+    "sage2_4b_k_unsmoothed": (sageattn.SAGE2_4B, {"smooth_k": "off"}),
 }
 PRESETS = list(CONFIGURATIONS)[:6]  # what is compared unless asked for more
 
@@ -87,18 +92,34 @@ def name_list(argument: str) -> list[str]:
     return ["exact", *(name for name in names if name != "exact")]
 
 
+def wheel(argument: str) -> Path:
+    """Parse the path of a wheel of one of the models."""
+    path = command.existing_file(argument)
+    packages = (extract_activations.SMOLLM2_PACKAGE, extract_activations.MINILM_PACKAGE)
+    if not any(extract_activations.find_wheel(package, [path]) for package in packages):
+        names = " nor of ".join(package.name for package in packages)
+        raise argparse.ArgumentTypeError(f"{path.name} is no wheel of {names}")
+    return path
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the models come from."""
+    parser.add_argument("--wheel", type=wheel, action="append", default=[],
+                        help="downloaded wheel; repeatable")
+    parser.add_argument("--cache", type=Path, default=extract_activations.DEFAULT_CACHE,
+                        help="folder for downloaded wheels")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that all of them have."""
     add = parser.add_argument
     add("--short", action="store_true", help="little text, for a test")
     add("--out", type=Path, help="JSON file to write")
-    add("--text", type=Path, default=TEXT, help=f"text to read (default: {TEXT.name})")
+    add("--text", type=command.existing_file, default=TEXT, help=f"text to read (default: {TEXT.name})")
     add("--presets", type=name_list,
         help=f"comma-separated, of {', '.join(CONFIGURATIONS)} (exact is always there)")
     add("--backend", choices=BACKENDS, default="cpu", help="default: %(default)s")
-    add("--wheel", type=Path, action="append", default=[], help="downloaded wheel; repeatable")
-    add("--cache", type=Path, default=extract_activations.DEFAULT_CACHE,
-        help="folder for downloaded wheels")
+    add_model_arguments(parser)
 
 
 def _processor() -> str:
@@ -120,19 +141,27 @@ def _open(backend: str) -> tuple[str, sageattn.Context]:
     return backend, sageattn.Context(BACKENDS[backend])
 
 
+def report_problems(problems: Sequence[str]) -> int:
+    """Print what should hold and does not; the exit code."""
+    for problem in problems:
+        print(f"does not hold: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
 class Report:
     """The backend, and the JSON file: facts about the run, then results, written with each added."""
 
     def __init__(self, args: argparse.Namespace, package: extract_activations.Package,
                  argv: Sequence[str]) -> None:
-        words = [Path(sys.argv[0]).name, *(Path(word).name for word in argv)]
         self._out: Path | None = args.out
+        if self._out is not None:
+            command.make_writable(self._out)
         self._start = time.monotonic()
         self.backend, self.context = _open(args.backend)
         self.data: dict[str, Any] = {
             "version": sageattn.version(),
             "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "command": "python3 " + shlex.join(words),  # files by their names alone
+            "command": command.recorded(argv),
             "machine": {"processor": _processor(), "cores": len(os.sched_getaffinity(0)),
                         "python": platform.python_version(), "numpy": np.__version__,
                         "backend": self.backend,
@@ -153,5 +182,4 @@ class Report:
         """Write what there is, so that a run that is cut short leaves something."""
         self.data["seconds"] = self.seconds
         if self._out is not None:
-            self._out.parent.mkdir(parents=True, exist_ok=True)
             self._out.write_text(json.dumps(self.data, indent=1) + "\n", encoding="utf-8")

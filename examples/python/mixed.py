@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What SmolLM2-135M loses, and gains, by following `sageattn assess` head by head.
 
-    python3 examples/python/mixed.py --out docs/accuracy/mixed.json
+    python3 examples/python/mixed.py --backend cuda --tokens 8192 --out docs/accuracy/mixed.json
 
 Q, K and V of every layer are recorded on one text, the program `sageattn assess` recommends a preset
 for each head and each layer within a few target errors, and another text is predicted with these
@@ -16,11 +16,10 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,18 +28,23 @@ import parallel  # noqa: F401 (before NumPy)
 
 import numpy as np
 
-import sageattn
-import smollm2
+import command
 import safetensors_io
 from extract_activations import DEFAULT_TEXT, SMOLLM2_PACKAGE, HalfArray, Recorder, metadata
-from measuring import CONFIGURATIONS, FloatArray, Report, add_arguments, every_layer, possible
-from perplexity import Evaluation, described, hidden_states, last, load, row_of
+from measuring import CONFIGURATIONS, FloatArray, Report, add_arguments, every_layer, possible, report_problems
+from perplexity import Evaluation, described, hidden_states, last, load, row_of, windows
 
-BITS = {"exact": 16, "sage1": 8, "sage2_8b": 8, "sage2pp": 8, "sage2_8b_v_unsmoothed": 8,
-        "sage2_4b": 4, "sage2_4b_v_unsmoothed": 4, "int4_unsmoothed": 4}
+import sageattn  # after measuring
+import smollm2
+
+BITS = {"exact": 16, "sage1": 8, "sage2_8b": 8, "sage2_4b": 4, "sage2pp": 8, "int4_unsmoothed": 4,
+        "sage2_8b_v_unsmoothed": 8, "sage2_4b_v_unsmoothed": 4}
 RECOMMENDED = ["exact", "sage1", "sage2_8b", "sage2_8b_v_unsmoothed", "sage2_4b",
                "sage2_4b_v_unsmoothed"]  # what assess may ask for
 ORDERED = (10, 20)  # layers in 4 bits, by CosSim
+# Of the short form. The first two have 0.0030 and 0.080, without K's smoothing 0.0047 and 0.19; the
+# mixture, which has 24 heads in 4 bits, 0.0041 and 0.0088. Each bound is the geometric mean.
+MAX_DIVERGENCE = {"sage2_8b": 0.0038, "sage2_4b": 0.12, "each head within 10 %": 0.006}
 
 
 # --- mixtures ------------------------------------------------------------------
@@ -232,24 +236,23 @@ class Stopwatch:
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Define and parse the command line."""
-    def numbers(kind: type) -> Callable[[str], list[Any]]:
-        return lambda text: [kind(part) for part in text.split(",")]
-
-    parser = argparse.ArgumentParser(description="Attention's precision head by head.")
+    parser = argparse.ArgumentParser(description="Attention's precision head by head.",
+                                     allow_abbrev=False)
     add_arguments(parser)
     add = parser.add_argument
-    add("--context", type=int, help="tokens of a window (default: 1024)")
-    add("--tokens", type=int, help="tokens to predict (default: 2048)")
-    add("--calibration-text", type=Path, default=DEFAULT_TEXT,
+    add("--context", type=command.at_least(1), help="tokens of a window (default: 1024)")
+    add("--tokens", type=command.at_least(1), help="tokens to predict (default: 2048)")
+    add("--calibration-text", type=command.existing_file, default=DEFAULT_TEXT,
         help=f"text to assess (default: {DEFAULT_TEXT.name})")
-    add("--calibration-tokens", type=int, help="tokens of it (default: those of a window)")
-    add("--targets", type=numbers(float), help="relative errors (default: 0.02,0.05,0.1,0.15,0.2,0.3)")
-    add("--lengths", type=numbers(int), default=[2048, 16384],
+    add("--calibration-tokens", type=command.at_least(1), help="tokens of it (default: those of a window)")
+    add("--targets", type=command.list_of(command.positive),
+        help="relative errors (default: 0.02,0.05,0.1,0.15,0.2,0.3)")
+    add("--lengths", type=command.list_of(command.at_least(1)), default=[2048, 16384],
         help="tokens of the sequences that are timed on a GPU (default: 2048,16384)")
-    add("--batch", type=int, default=4, help="sequences that are timed (default: %(default)s)")
+    add("--batch", type=command.at_least(1), default=4, help="sequences that are timed (default: %(default)s)")
     args = parser.parse_args(argv)
     args.presets = args.presets or (["exact", "sage2_8b", "sage2_4b"] if args.short
-                                    else list(CONFIGURATIONS))
+                                    else list(BITS))
     args.context = args.context or (256 if args.short else 1024)
     args.tokens = args.tokens or (256 if args.short else 2048)
     args.targets = args.targets or ([0.1] if args.short else [0.02, 0.05, 0.1, 0.15, 0.2, 0.3])
@@ -278,9 +281,13 @@ def mixtures_of(model: smollm2.SmolLM2, ids: Sequence[int], args: argparse.Names
     return mixtures, assessed
 
 
-def broken_expectations(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def broken_expectations(rows: Sequence[dict[str, Any]], short: bool) -> Iterator[str]:
     """What should hold and does not: mixtures that spend at least half of the bits between SAGE2_4B
-    and SAGE2_8B are closer to exact than SAGE2_4B."""
+    and SAGE2_8B are closer to exact than SAGE2_4B; and, of the short form, MAX_DIVERGENCE."""
+    for row in rows:
+        limit = MAX_DIVERGENCE.get(row["name"], float("inf"))
+        if short and not row["kl"] <= limit:
+            yield f"{row['name']}: a divergence of {row['kl']:.6f}, at most {limit} is right"
     found = {row["name"]: row for row in rows if row["kind"] == "uniform"}
     most = found["sage2_4b"]["kl"] if "sage2_4b" in found else float("inf")
     for row in rows:
@@ -294,12 +301,15 @@ def main(argv: Sequence[str]) -> int:
     args = parse_arguments(argv)
     report = Report(args, SMOLLM2_PACKAGE, argv)
     tokenizer, model, ids = load(args, report)
+    windows(ids, args.context, args.tokens)  # fails here, if at all
     print(f"model and text: {report.seconds:.0f} s", flush=True)
     config = model.config
     names = list(dict.fromkeys([*args.presets, *RECOMMENDED]))
     attentions = possible(names, sageattn.CAUSAL, report, config.heads)
     args.presets = [name for name in args.presets if name in attentions]
     tokens = tokenizer.encode(args.calibration_text.read_text(encoding="utf-8"))
+    if len(tokens) < args.calibration_tokens:
+        raise ValueError(f"--calibration-text has {len(tokens)} tokens, {args.calibration_tokens} are wanted")
     tokens = tokens[: args.calibration_tokens]
     report.data |= {"context": args.context, "tokens": args.tokens,
                     "calibration": {"file": args.calibration_text.name, "tokens": len(tokens)},
@@ -338,11 +348,9 @@ def main(argv: Sequence[str]) -> int:
         report.save()
     report.save()
     print(f"all: {report.seconds:.0f} s", flush=True)
-    problems = list(broken_expectations(report.data["rows"]))
-    for problem in problems:
-        print(f"does not hold: {problem}", file=sys.stderr)
-    return 1 if problems else 0
+    problems = list(broken_expectations(report.data["rows"], args.short))
+    return report_problems(problems)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    command.run(main)

@@ -27,8 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = ROOT / "build" / "release" / "examples" / "cli" / "sageattn"
+import command
+
+PROGRAM = command.ROOT / "build" / "release" / "examples" / "cli" / "sageattn"
 BETWEEN = 2  # configurations between two runs of their baseline
 TIMES = ("ms", "attention_ms", "preparation_ms")
 
@@ -205,7 +206,7 @@ def progress(line: str) -> None:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure what each technique costs in time.")
+    parser = argparse.ArgumentParser(description="Measure what each technique costs in time.", allow_abbrev=False)
     add = parser.add_argument
     add("--out", type=Path, required=True, help="JSON to write")
     add("--program", default=os.environ.get("SAGEATTN", str(PROGRAM)), help="default: the build folder's")
@@ -219,9 +220,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    words = sys.argv[1:] if argv is None else list(argv)
-    args, start = parse_arguments(words), time.monotonic()
+def main(argv: Sequence[str]) -> int:
+    args, start = parse_arguments(argv), time.monotonic()
+    command.make_writable(args.out)
     shapes = [word for name in ("backend", "dims", "seqs", "batch", "heads", "repeat", "warmup")
               for word in (f"--{name}", getattr(args, name))]
     bench, baselines = Bench(args.program, shapes), []
@@ -230,14 +231,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         report = {
             **bench.facts,
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "command": " ".join(["python3 examples/python/overheads.py", *(Path(word).name for word in words)]),
+            "command": command.recorded(argv),
             "seconds": round(time.monotonic() - start, 1),
             "baselines": baselines,
         }
-        args.out.parent.mkdir(parents=True, exist_ok=True)  # each time: a run cut short leaves something
+        # Each time: a run cut short leaves something.
         args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     progress(f"{args.out.name}: {time.monotonic() - start:.0f} s")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -16,7 +16,6 @@ but the text's first is predicted once, the same ones whatever the context.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,12 +26,14 @@ import parallel  # before NumPy
 import numpy as np
 from numpy.typing import NDArray
 
-import sageattn
-import smollm2
+import command
 from extract_activations import SMOLLM2_PACKAGE, unpack
 from gguf import GgufFile
 from measuring import (PRESETS, FloatArray, LayerAttention, Report, add_arguments, every_layer,
-                       possible)
+                       possible, report_problems)
+
+import sageattn  # after measuring
+import smollm2
 
 IntArray = NDArray[np.int64]
 
@@ -82,9 +83,10 @@ class Predictions:
 
 def windows(ids: IntArray, context: int, tokens: int) -> tuple[IntArray, IntArray]:
     """Inputs and targets [windows, context] that predict ids[1 : tokens + 1] once each."""
-    if tokens % context or len(ids) <= tokens:
-        raise ValueError(f"{tokens} tokens are no number of windows of {context}, or more than the "
-                         f"text's {len(ids)} less one")
+    if tokens % context:
+        raise ValueError(f"--tokens {tokens} is no multiple of --context {context}")
+    if len(ids) <= tokens:
+        raise ValueError(f"--text has {len(ids)} tokens, --tokens {tokens} needs {tokens + 1}")
     return ids[:tokens].reshape(-1, context), ids[1 : tokens + 1].reshape(-1, context)
 
 
@@ -201,7 +203,10 @@ def compare_continuations(model: smollm2.SmolLM2, tokenizer: smollm2.BpeTokenize
                           attentions: dict[str, sageattn.Attention]) -> dict[str, Any]:
     """How many tokens of the greedy continuations come before the first that differs from exact."""
     begin = time.monotonic()
-    prompt_tokens, count, starts = 48, 16, (0, 1500, 3000, 4500)
+    prompt_tokens, count = 48, 16
+    starts = [start for start in (0, 1500, 3000, 4500) if start + prompt_tokens <= len(ids)]
+    if not starts:
+        raise ValueError(f"--text has {len(ids)} tokens, a prompt has {prompt_tokens}")
     tasks = [(attend, ids[start : start + prompt_tokens])
              for attend in attentions.values() for start in starts]
     results = list(parallel.each(
@@ -231,12 +236,13 @@ def broken_expectations(context: int, rows: Sequence[dict[str, Any]]) -> Iterato
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Define and parse the command line."""
-    parser = argparse.ArgumentParser(description="Perplexity of SmolLM2-135M with libsageattn.")
+    parser = argparse.ArgumentParser(description="Perplexity of SmolLM2-135M with libsageattn.",
+                                     allow_abbrev=False)
     add_arguments(parser)
     add = parser.add_argument
-    add("--context", type=lambda text: [int(part) for part in text.split(",")],
+    add("--context", type=command.list_of(command.at_least(1)),
         help="tokens of a window, comma-separated (default: 1024,2048)")
-    add("--tokens", type=int, help="tokens to predict (default: 8192)")
+    add("--tokens", type=command.at_least(1), help="tokens to predict (default: 8192)")
     args = parser.parse_args(argv)
     short = (["exact", "sage2_8b", "sage2_4b", "int4_unsmoothed"], [512], 512)
     full = (PRESETS, [1024, 2048], 8192)
@@ -263,6 +269,8 @@ def main(argv: Sequence[str]) -> int:
     args = parse_arguments(argv)
     report = Report(args, SMOLLM2_PACKAGE, argv)
     tokenizer, model, ids = load(args, report)
+    for length in args.context:
+        windows(ids, length, args.tokens)  # fails here, if at all
     print(f"model and text: {report.seconds:.0f} s", flush=True)
     attentions = possible(args.presets, sageattn.CAUSAL, report, model.config.heads)
     compared: dict[str, LayerAttention] = {
@@ -283,10 +291,8 @@ def main(argv: Sequence[str]) -> int:
         report.data["continuations"] = compare_continuations(model, tokenizer, ids, attentions)
     report.save()
     print(f"all: {report.seconds:.0f} s", flush=True)
-    for problem in problems:
-        print(f"does not hold: {problem}", file=sys.stderr)
-    return 1 if problems else 0
+    return report_problems(problems)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    command.run(main)
