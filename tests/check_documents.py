@@ -9,8 +9,8 @@ BUILD is installed into a scratch folder, against which everything is compiled. 
   python            the blocks of a document one after the other in one process; needs NumPy
   c, cpp, rust, go  a complete program each
   cmake             a CMakeLists.txt beside the files of examples/c and examples/cpp
-  sh                a fresh shell each, in a copy of the repository that is the document's own, with the library
-                    and the program installed ($PREFIX)
+  sh                a fresh shell each, in a copy of the repository that is the document's own and has an empty
+                    build/, with the library and the program installed ($PREFIX)
 
 A comment before a block changes that:
 
@@ -248,6 +248,7 @@ class Runner:
         """A copy of the repository, of the document's own."""
         copy = os.path.join(self.scratch, "copy of " + document.replace("/", " "))
         if not os.path.exists(copy):
+            os.makedirs(os.path.join(copy, "build"))
             for name in self.files:
                 os.makedirs(os.path.dirname(os.path.join(copy, name)), exist_ok=True)
                 shutil.copy2(os.path.join(ROOT, name), os.path.join(copy, name))
