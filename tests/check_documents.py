@@ -229,8 +229,7 @@ class Runner:
             "PATH": os.path.join(self.prefix, "bin") + os.pathsep + os.environ["PATH"],
             "SAGEATTN_CACHE_DIR": self.folder("cache"), "CC": args.cc, "CXX": args.cxx,
             "PYTHONDONTWRITEBYTECODE": "1", "GOPROXY": "off", "GOFLAGS": "-mod=mod",
-            "GOTOOLCHAIN": "local", "CARGO_NET_OFFLINE": "true",
-            "CARGO_TARGET_DIR": os.path.join(scratch, "cargo")}
+            "GOTOOLCHAIN": "local", "CARGO_NET_OFFLINE": "true"}
 
     def folder(self, name):
         path = os.path.join(self.scratch, name)
@@ -279,8 +278,7 @@ class Runner:
 
     def sh(self, block):
         for tool in ("cargo", "go"):
-            need(shutil.which(tool) or not re.search(rf"(^|[;&|]\s*){tool}\s", block.text, re.MULTILINE),
-                 f"there is no {tool}")
+            need(shutil.which(tool) or not re.search(rf"\b{tool} \w", block.text), f"there is no {tool}")
         run(["bash", "-euo", "pipefail", "-c", block.text], self.repository(block.path), self.environment)
 
     def rust(self, block):
@@ -297,7 +295,8 @@ class Runner:
         folder = self.folder("rust " + block.name())
         self.write(folder, "Cargo.toml", manifest)
         self.write(folder, "src/main.rs", block.text)
-        run(["cargo", "run", "--quiet"], folder, self.environment)
+        environment = {**self.environment, "CARGO_TARGET_DIR": os.path.join(self.scratch, "cargo")}  # all blocks share it
+        run(["cargo", "run", "--quiet"], folder, environment)
 
     def go(self, block):
         need(shutil.which("go"), "there is no go")
@@ -396,11 +395,14 @@ def main():
     names = repository_files()
     paths = args.documents or [name for name in names if re.fullmatch(r"(README|docs/.*)\.md", name)]
     documents = {path: Document(path) for path in paths}
+    unclear = [fault for document in documents.values() for fault in document.faults]
+    if unclear:  # so that nothing runs that was not meant to
+        sys.exit("\n".join(unclear))
+    faults = []
     folders = {"."}
     for name in names:
         while name := os.path.dirname(name):
             folders.add(name)
-    faults = [fault for document in documents.values() for fault in document.faults]
     for path in args.documents or [name for name in names if name.endswith(".md")]:
         faults += check_links(path, documents, {*names, *folders})
     faults += check_functions()
