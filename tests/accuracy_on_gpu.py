@@ -55,7 +55,7 @@ def overheads(report):
     yield (f"{machine['name']}; {facts}libsageattn {report['version']} ({report['source_id'][:12]}); "
            f"{settings['dtype']}, batch {settings['batch']}, heads {settings['heads']}, full, medians of "
            f"{settings['repeat']}; {report['date']}; {report['seconds']} s.")
-    yield from ["", "```sh", report["command"], "```", ""]
+    yield from ["", "<!-- not run: needs a GPU -->", "```sh", report["command"], "```", ""]
     for baseline in report["baselines"]:
         if "refused" in baseline:
             yield from [f"{baseline['name']}: {footnote(baseline['refused'], notes)}", ""]
@@ -95,7 +95,7 @@ def same_on_gpu(cpu, gpu):
     yield SAME
     facts = [gpu.get("gpu", "a GPU"), *(f"{key} {gpu[key]}" for key in ("driver", "cuda") if key in gpu)]
     yield from [", ".join([*facts, f"libsageattn {gpu['version']}", gpu["date"], f"{gpu['seconds']} s"]) + ".", "",
-                "```sh", gpu["command"], "```", ""]
+                "<!-- not run: needs a GPU -->", "```sh", gpu["command"], "```", ""]
     lines, reasons = [], {}
     for table in gpu["tables"]:
         other = next(part for part in cpu["tables"] if part["name"] == table["name"])
