@@ -93,6 +93,10 @@ install_numpy() {
   python3 -m pip --version >/dev/null 2>&1 || install_packages python3-pip
 }
 
+install_rust() {
+  [ -x /usr/bin/cargo-clippy ] || install_packages cargo rustc rustfmt rust-clippy
+}
+
 # git_files PATTERN...: tracked and new files that match, ended by NUL.
 git_files() {
   git -c safe.directory='*' ls-files -z -co --exclude-standard -- "$@"
