@@ -291,22 +291,46 @@ fn plans_tell_what_they_are() {
 fn contexts_report_and_log() {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let sink = lines.clone();
-    let desc = ContextDesc {
-        backend: Backend::CPU,
-        num_threads: 2,
-        log: Some(Arc::new(move |level, line: &str| {
-            sink.lock().unwrap().push((level, line.to_string()))
-        })),
-        ..Default::default()
-    };
+    let log: Log = Arc::new(move |level, line| {
+        sink.lock().unwrap().push((level, line.to_string())); // unlocked before the panic
+        panic!("which ends in the hook");
+    });
+    let kept = Arc::downgrade(&log);
+    let desc =
+        ContextDesc { backend: Backend::CPU, num_threads: 2, log: Some(log), ..Default::default() };
     let context = Context::new(&desc).unwrap();
-    drop(desc); // the context keeps the hook
+    drop(desc);
     let report = context.report().unwrap();
     assert!(report.contains("backend: CPU"), "{report}");
     assert!(report.ends_with('\n') && !report.contains('\0'), "{report:?}");
     context.selftest().unwrap();
+    let plan = context.plan(&self::desc(Preset::SAGE2_8B)).unwrap();
+    drop(context);
+    assert!(kept.upgrade().is_some(), "the plan may log");
+    drop(plan);
+    assert!(kept.upgrade().is_none());
     let lines = lines.lock().unwrap();
     assert!(lines.iter().any(|(level, _)| *level == LogLevel::INFO), "{lines:?}");
+}
+
+/// On a GPU. Elsewhere there is no such plan.
+#[test]
+fn plans_of_a_gpu_refuse_slices() {
+    let context = match Context::new(&ContextDesc { backend: Backend::CUDA, ..Default::default() })
+    {
+        Err(error) => {
+            assert!([Status::E_NO_DEVICE, Status::E_DRIVER_TOO_OLD].contains(&error.status()));
+            return;
+        }
+        Ok(context) => context,
+    };
+    let plan = context.plan(&desc(Preset::SAGE1)).unwrap();
+    let mut workspace = Workspace::new(plan.info()).unwrap();
+    let Inputs { q, k, v } = inputs();
+    let mut out = vec![0f32; q.len()];
+    let args = Args::dense(LENGTHS, &q, &k, &v, &mut out);
+    let error = plan.execute(args, &mut workspace).unwrap_err();
+    says(&error, Status::E_UNSUPPORTED, &["host memory", "execute_raw"]);
 }
 
 #[test]
