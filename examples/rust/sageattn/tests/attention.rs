@@ -121,6 +121,25 @@ fn results_are_those_of_plain_attention() {
 }
 
 #[test]
+fn windows_reach_to_both_sides() {
+    let Inputs { q, k, v } = inputs();
+    let attend = |desc: AttnDesc| {
+        let (plan, mut workspace) = plan(&desc);
+        let mut out = vec![0f32; q.len()];
+        plan.execute(Args::dense(LENGTHS, &q, &k, &v, &mut out), &mut workspace).unwrap();
+        out
+    };
+    let desc = desc(Preset::EXACT);
+    let causal = attend(desc.clone().mask(Mask::CAUSAL_BOTTOM_RIGHT));
+    assert_eq!(attend(desc.clone().window(-1, 0)), causal);
+    // Query 0 sees the key on the diagonal and all after it, the last one that key alone.
+    let after = attend(desc.window(0, -1));
+    let (dim, row, v_row) = (0..DIM, HEADS * DIM, KV_HEADS * DIM);
+    assert_eq!(after[(QO_LEN - 1) * row..][dim.clone()], v[(KV_LEN - 1) * v_row..][dim]);
+    assert_ne!(after[..DIM], causal[..DIM]);
+}
+
+#[test]
 fn strides_describe_parts_of_slices() {
     let Inputs { q, k, v } = inputs();
     let (plan, mut workspace) = plan(&desc(Preset::EXACT));
