@@ -95,7 +95,7 @@ class Rust:
         self.feature("dlopen")
         self.example("quickstart", LD_LIBRARY_PATH=None, SAGEATTN_LIBRARY=self.library)
         output = self.example("quickstart", 1, SAGEATTN_LIBRARY="nowhere/libsageattn.so")
-        if "cannot load nowhere/libsageattn.so" not in output:
+        if "Error: library not loaded: cannot load nowhere/libsageattn.so" not in output:
             raise Failed(f"the error does not name what could not be loaded: {output}")
 
 

@@ -5,7 +5,7 @@ use crate::{sys, Status};
 
 /// Why a call failed: a status to act on, and a message that names the function, the field, its
 /// value and what is allowed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Error {
     status: Status,
     message: String,
@@ -28,6 +28,13 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "{}: {}", self.status, self.message)
+    }
+}
+
+/// As it is displayed: what a `main` that returns it prints.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
