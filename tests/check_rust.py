@@ -28,6 +28,7 @@ class Rust:
         self.args = args
         self.cargo = cargo
         self.library = os.path.abspath(args.library)
+        self.c_example = os.path.abspath(args.c_example)
         self.folder = os.path.dirname(self.library)
         self.target = os.path.join(os.path.abspath(args.build), "rust")
         self.environment = {
@@ -68,10 +69,10 @@ class Rust:
         self.run([self.cargo, "test", "--quiet", *features])  # builds the examples, too
         for example in EXAMPLES:
             self.example(example)
-        expected = self.run([self.args.c_example])
+        expected = self.run([self.c_example])
         found = self.example("quickstart")
         if found != expected:
-            raise Failed(f"quickstart prints\n{found}but {self.args.c_example}\n{expected}")
+            raise Failed(f"quickstart prints\n{found}but {self.c_example}\n{expected}")
         if "skipped: SAGEATTN_E_" not in self.example("cuda", SKIPPED, CUDA_VISIBLE_DEVICES=""):
             raise Failed("without a GPU, cuda does not say why it is skipped")
         if self.args.lint and name == "link":
