@@ -89,6 +89,7 @@ if $ci; then
   install_numpy
   install_package_tools
   install_go
+  install_rust
 fi
 launcher=()
 if command -v ccache >/dev/null; then

@@ -105,6 +105,10 @@ install_go() {
   command -v go >/dev/null || install_packages golang-go
 }
 
+install_rust() {
+  [ -x /usr/bin/cargo-clippy ] || install_packages cargo rustc rustfmt rust-clippy
+}
+
 # git_files PATTERN...: tracked and new files that match, ended by NUL.
 git_files() {
   git -c safe.directory='*' ls-files -z -co --exclude-standard -- "$@"
