@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import minilm
-import sageattn
+import engine
 from extract_activations import MINILM_PACKAGE, unpack
 from measuring import (PRESETS, FloatArray, LayerAttention, Report, add_arguments, every_layer,
                        possible)
@@ -66,7 +66,7 @@ def overlap(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
 
 
 def compare(model: minilm.MiniLM, sentences: Sequence[Sequence[int]],
-            attentions: dict[str, sageattn.Attention]) -> Iterator[tuple[dict[str, Any], FloatArray]]:
+            attentions: dict[str, engine.Attention]) -> Iterator[tuple[dict[str, Any], FloatArray]]:
     """A row and the embeddings for each configuration, exact first."""
     exact: FloatArray | None = None
     for name, attend in attentions.items():
@@ -123,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
     report.data["text"] |= {"sentences": len(sentences), "tokens": sum(lengths),
                             "longest": max(lengths)}
 
-    attentions = possible(args.presets, sageattn.NO_MASK, report, model.heads)
+    attentions = possible(args.presets, engine.NO_MASK, report, model.heads)
     report.data["rows"] = []
     problems: list[str] = []
     for row, embeddings in compare(model, sentences, attentions):

@@ -20,7 +20,7 @@ import parallel  # before NumPy
 
 import numpy as np
 
-import sageattn
+import engine
 import smollm2
 from extract_activations import SMOLLM2_PACKAGE
 from measuring import FloatArray, LayerAttention, Report, add_arguments, possible
@@ -44,8 +44,8 @@ def cosine(parts: Sequence[Products]) -> float:
 class ExactPass:
     """One window read with exact attention; how close the other attentions come in each layer."""
 
-    def __init__(self, model: smollm2.SmolLM2, inputs: IntArray, exact: sageattn.Attention,
-                 coarse: dict[str, sageattn.Attention]) -> None:
+    def __init__(self, model: smollm2.SmolLM2, inputs: IntArray, exact: engine.Attention,
+                 coarse: dict[str, engine.Attention]) -> None:
         self.products: dict[tuple[str, int], Products] = {}
 
         def comparing(layer: int, q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
@@ -57,13 +57,13 @@ class ExactPass:
         self.states = list(hidden_states(model, model.embed(inputs[None]), comparing))
 
 
-def only_in(layer: int, attend: sageattn.Attention, exact: sageattn.Attention) -> LayerAttention:
+def only_in(layer: int, attend: engine.Attention, exact: engine.Attention) -> LayerAttention:
     """`attend` in one layer, exact in all others."""
     return lambda index, q, k, v: (attend if index == layer else exact)(q, k, v)
 
 
 def sweep(model: smollm2.SmolLM2, ids: IntArray, context: int, tokens: int,
-          exact: sageattn.Attention, coarse: dict[str, sageattn.Attention],
+          exact: engine.Attention, coarse: dict[str, engine.Attention],
           count: int | None = None) -> Iterator[dict[str, Any]]:
     """A row for each of the last `count` layers and each format: that layer alone in that format.
 
@@ -114,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
     report = Report(args, SMOLLM2_PACKAGE, argv)
     _, model, ids = load(args, report)
     print(f"model and text: {report.seconds:.0f} s", flush=True)
-    attentions = possible(args.presets, sageattn.CAUSAL, report, model.config.heads)
+    attentions = possible(args.presets, engine.CAUSAL, report, model.config.heads)
     report.data |= {"context": args.context, "tokens": args.tokens, "rows": []}
     exact = attentions.pop("exact")
     for row in sweep(model, ids, args.context, args.tokens, exact, attentions, args.layers):

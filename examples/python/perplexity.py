@@ -27,7 +27,7 @@ import parallel  # before NumPy
 import numpy as np
 from numpy.typing import NDArray
 
-import sageattn
+import engine
 import smollm2
 from extract_activations import SMOLLM2_PACKAGE, unpack
 from gguf import GgufFile
@@ -198,7 +198,7 @@ def continuation(model: smollm2.SmolLM2, prompt: IntArray, count: int, attend: L
 
 
 def compare_continuations(model: smollm2.SmolLM2, tokenizer: smollm2.BpeTokenizer, ids: IntArray,
-                          attentions: dict[str, sageattn.Attention]) -> dict[str, Any]:
+                          attentions: dict[str, engine.Attention]) -> dict[str, Any]:
     """How many tokens of the greedy continuations come before the first that differs from exact."""
     begin = time.monotonic()
     prompt_tokens, count, starts = 48, 16, (0, 1500, 3000, 4500)
@@ -264,7 +264,7 @@ def main(argv: Sequence[str]) -> int:
     report = Report(args, SMOLLM2_PACKAGE, argv)
     tokenizer, model, ids = load(args, report)
     print(f"model and text: {report.seconds:.0f} s", flush=True)
-    attentions = possible(args.presets, sageattn.CAUSAL, report, model.config.heads)
+    attentions = possible(args.presets, engine.CAUSAL, report, model.config.heads)
     compared: dict[str, LayerAttention] = {
         name: every_layer(attend) for name, attend in attentions.items()}
     if args.short:
