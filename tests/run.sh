@@ -87,6 +87,7 @@ install_build_tools
 if $ci; then
   install_nvdisasm
   install_numpy
+  install_python_tools
 fi
 launcher=()
 if command -v ccache >/dev/null; then

@@ -48,7 +48,8 @@ def place(device: int) -> str:
     return "host memory" if device == HOST else f"CUDA device {device}"
 
 
-def _contiguous(shape: Shape) -> Shape:
+def contiguous(shape: Shape) -> Shape:
+    """Strides of a shape in C order."""
     strides = []
     step = 1
     for size in reversed(shape):
@@ -156,7 +157,7 @@ def _from_cuda(array: Any, name: str, write: bool) -> Array:
     else:  # an empty array has no address to ask about
         device = int(array.device.id) if is_cupy else 0
     return Array(address or 0, shape,
-                 _contiguous(shape) if strides is None else _element_strides(name, strides, item), dtype,
+                 contiguous(shape) if strides is None else _element_strides(name, strides, item), dtype,
                  device, "cupy" if is_cupy else "cuda", array, stream=interface.get("stream"))
 
 
@@ -219,7 +220,7 @@ def _from_dlpack(array: Any, name: str, write: bool) -> Array:
     else:
         raise ValueError(f"{name}.__dlpack__() gave no DLPack capsule")
     shape = tuple(tensor.shape[:tensor.ndim])
-    strides = tuple(tensor.strides[:tensor.ndim]) if tensor.strides else _contiguous(shape)
+    strides = tuple(tensor.strides[:tensor.ndim]) if tensor.strides else contiguous(shape)
     code = (tensor.code, tensor.bits)
     dtype = _DL_TYPES.get(code, f"DLPack type code {code[0]} of {code[1]} bits")
     if tensor.lanes != 1:
@@ -271,7 +272,10 @@ class CudaError(RuntimeError):
 
 @functools.lru_cache(maxsize=None)
 def _driver() -> c.CDLL:
-    loaded = c.CDLL("libcuda.so.1")
+    try:
+        loaded = c.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise CudaError(f"memory of a GPU needs the NVIDIA driver's libcuda.so.1: {error}") from None
     for name, arguments in {
             "cuInit": [c.c_uint],
             "cuPointerGetAttribute": [c.c_void_p, c.c_int, c.c_uint64],

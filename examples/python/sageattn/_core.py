@@ -256,6 +256,8 @@ def view(array: Array, name: str, layout: int, varlen: bool = False, write: bool
     if array.dtype not in _abi.DTYPES:
         hint = ' (16-bit integers are read as bfloat16 with dtype="bf16")' if "int16" in array.dtype else ""
         raise TypeError(f"{name} is of type {array.dtype}; allowed are float16, bfloat16 and float32{hint}")
+    if 0 in shape:  # of which frameworks disagree what its strides are
+        strides = _arrays.contiguous(shape)
     sizes, steps = [], []
     for axis in _AXES[key]:
         size, step = (shape[axis], strides[axis]) if axis >= 0 else (1, 0)

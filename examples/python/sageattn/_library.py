@@ -142,6 +142,7 @@ def version() -> str:
             f"({loaded.sageattn_source_id().decode()[:12]})")
 
 
+_LOADER_CACHE = Path("/etc/ld.so.cache")  # holds the names of all that the loader finds in its folders
 _NVRTC_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 
 
@@ -159,7 +160,7 @@ def _loader_has(name: str) -> bool:
     if any(os.path.exists(os.path.join(folder, name)) for folder in folders):
         return True
     try:
-        return name.encode() + b"\0" in Path("/etc/ld.so.cache").read_bytes()
+        return name.encode() + b"\0" in _LOADER_CACHE.read_bytes()
     except OSError:
         return False
 

@@ -18,10 +18,10 @@ __all__ = ["attention"]
 
 
 def _arguments(preset: str, mask: str, window: List[int], layout: str, sm_scale: Optional[float],
-               numerics: List[str]) -> Dict[str, object]:
+               numerics: str) -> Dict[str, object]:
     """Arguments of sageattn.attention from what an operator's schema can hold."""
     fields: Dict[str, Union[str, int]] = {}
-    for item in numerics:
+    for item in filter(None, numerics.split(",")):
         name, _, value = item.partition("=")
         fields[name] = int(value) if value.lstrip("-").isdigit() else value
     return {"preset": preset, "mask": mask or None, "window": tuple(window) or None, "layout": layout,
@@ -35,7 +35,7 @@ def _lse_shape(q: torch.Tensor, layout: str) -> Tuple[int, int, int]:
 
 @torch.library.custom_op("sageattn::attention", mutates_args=())
 def _op(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, preset: str, mask: str, window: List[int],
-        layout: str, sm_scale: Optional[float], numerics: List[str]) -> torch.Tensor:
+        layout: str, sm_scale: Optional[float], numerics: str) -> torch.Tensor:
     arguments = _arguments(preset, mask, window, layout, sm_scale, numerics)
     out: torch.Tensor = _attention(q, k, v, **arguments)  # type: ignore[arg-type]
     return out
@@ -43,14 +43,14 @@ def _op(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, preset: str, mask: st
 
 @_op.register_fake
 def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, preset: str, mask: str, window: List[int],
-      layout: str, sm_scale: Optional[float], numerics: List[str]) -> torch.Tensor:
+      layout: str, sm_scale: Optional[float], numerics: str) -> torch.Tensor:
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
 @torch.library.custom_op("sageattn::attention_with_lse", mutates_args=())
 def _op_with_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, preset: str, mask: str,
                  window: List[int], layout: str, sm_scale: Optional[float],
-                 numerics: List[str]) -> Tuple[torch.Tensor, torch.Tensor]:
+                 numerics: str) -> Tuple[torch.Tensor, torch.Tensor]:
     arguments = _arguments(preset, mask, window, layout, sm_scale, numerics)
     out, lse = _attention(q, k, v, return_lse=True, **arguments)  # type: ignore[arg-type]
     return out, lse
@@ -58,7 +58,7 @@ def _op_with_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, preset: str,
 
 @_op_with_lse.register_fake
 def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, preset: str, mask: str, window: List[int],
-      layout: str, sm_scale: Optional[float], numerics: List[str]) -> Tuple[torch.Tensor, torch.Tensor]:
+      layout: str, sm_scale: Optional[float], numerics: str) -> Tuple[torch.Tensor, torch.Tensor]:
     return (q.new_empty((*q.shape[:-1], v.shape[-1])),
             q.new_empty(_lse_shape(q, layout), dtype=torch.float32))
 
@@ -74,7 +74,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, preset: str 
     if causal and mask is not None:
         raise ValueError("causal and mask are given; at most one of causal, mask and window is allowed")
     arguments = (preset, "bottom_right" if causal else mask or "", list(window or ()), layout, sm_scale,
-                 [f"{name}={value}" for name, value in sorted(numerics.items())])
+                 ",".join(f"{name}={value}" for name, value in sorted(numerics.items())))
     if return_lse:
         out, lse = torch.ops.sageattn.attention_with_lse(q, k, v, *arguments)
         return out, lse
