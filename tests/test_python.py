@@ -32,7 +32,7 @@ os.environ["SAGEATTN_LIBRARY"] = os.path.abspath(sys.argv[1])
 SCRATCH = Path(sys.argv[2]).resolve()
 sys.path.insert(0, str(PYTHON))
 import sageattn  # noqa: E402
-from sageattn import _functions, _library  # noqa: E402
+from sageattn import _arrays, _functions, _library  # noqa: E402
 
 RNG = np.random.default_rng(7)
 ONE_THREAD = sageattn.Context("cpu", num_threads=1)  # small work: threads would only wait
@@ -340,6 +340,61 @@ class CudaArray:
 
     def __init__(self, *shape):
         self.__cuda_array_interface__ = {"data": (0, False), "shape": shape, "typestr": "<f4", "version": 3}
+
+
+class Cuda(unittest.TestCase):
+    """What can be said of arrays on a GPU without one."""
+
+    def adapt(self, name="q", write=False, dtype=None, **fields):
+        array = type("Array", (), {})()
+        array.dtype = type("dtype", (), {"name": dtype or "float16"})()
+        array.__cuda_array_interface__ = {"data": (4096, False), "shape": (2, 3, 4, 8), "typestr": "<f2",
+                                          "version": 3, **fields}
+        return _arrays.adapt(array, name, write=write)
+
+    def setUp(self):
+        self.addCleanup(setattr, _arrays, "_device_of", _arrays._device_of)
+        _arrays._device_of = lambda address: 1
+
+    def test_interface(self):
+        array = self.adapt()
+        self.assertEqual((array.data, array.shape, array.strides, array.dtype, array.device, array.stream),
+                         (4096, (2, 3, 4, 8), (96, 32, 8, 1), "f16", 1, None))
+        self.assertEqual(self.adapt(strides=(192, -64, 16, 2)).strides, (96, -32, 8, 1))
+        self.assertEqual(self.adapt(typestr="<V2", dtype="bfloat16").dtype, "bf16")
+        for text, fields in (("q has a mask", {"mask": array}), ("q has a stride of 15 bytes", {
+                "strides": (192, 64, 15, 2)}), ("q is read-only", {"data": (4096, True), "write": True})):
+            with self.assertRaisesRegex(ValueError, text):
+                self.adapt(**fields)
+
+    def test_streams(self):
+        class Stream:
+            def __init__(self, **fields):
+                self.__dict__.update(fields)
+
+        for stream in (7, Stream(cuda_stream=7), Stream(ptr=7), Stream(__cuda_stream__=lambda: (0, 7)),
+                       Stream(__cuda_stream__=(0, 7))):
+            self.assertEqual(_arrays.stream_handle(stream), 7)
+        with self.assertRaisesRegex(TypeError, "stream is a str; allowed are"):
+            _arrays.stream_handle("7")
+        ready = [self.adapt(stream=number) for number in (7, 8)]
+        plain = self.adapt()
+        self.assertEqual(_arrays.current_stream((plain, ready[0], ready[0])), 7)
+        self.assertEqual(_arrays.current_stream((plain, plain)), 0)
+        with self.assertRaisesRegex(ValueError, r"different streams \[7, 8\]"):
+            _arrays.current_stream((plain, *ready))
+
+    def test_current_stream_of_torch(self):
+        asked = []
+        current = Tensor(np.zeros(4, np.float16), device="cuda:1")
+        module = type("torch", (), {"cuda": type("cuda", (), {"current_stream": staticmethod(
+            lambda device: asked.append(device) or type("Stream", (), {"cuda_stream": 9}))})})
+        before = sys.modules.get("torch")
+        self.addCleanup(lambda: sys.modules.pop("torch") if before is None
+                        else sys.modules.__setitem__("torch", before))
+        sys.modules["torch"] = module
+        self.assertEqual(_arrays.current_stream((_arrays.adapt(current, "q"),)), 9)
+        self.assertEqual(asked, [1])
 
 
 class Errors(unittest.TestCase):

@@ -324,10 +324,10 @@ def device_memory(device: int, size: int, stream: int) -> Iterator[int]:
 
 # ---- New arrays ---------------------------------------------------------------------------------
 
-def _on_stream(array: Array, stream: int) -> Any:
-    """A context in which the framework's allocator serves the stream."""
+def _on_stream(array: Array, stream: Optional[int]) -> contextlib.ExitStack:
+    """A context in which the framework's allocator serves the stream; None is the current one."""
     stack = contextlib.ExitStack()
-    if array.device == HOST:
+    if array.device == HOST or (stream is None and array.kind == "torch"):
         return stack
     module = sys.modules[array.kind]
     if array.kind == "torch":
@@ -338,13 +338,16 @@ def _on_stream(array: Array, stream: int) -> Any:
             stack.enter_context(module.cuda.stream(other))
     else:
         stack.enter_context(array.source.device)
-        if module.cuda.get_current_stream().ptr != stream:
+        if stream is not None and module.cuda.get_current_stream().ptr != stream:
             stack.enter_context(module.cuda.ExternalStream(stream))
     return stack
 
 
-def new(like: Array, shape: Shape, dtype: str, stream: int) -> Any:
-    """An array of the same framework in the same memory, uninitialised."""
+def new(like: Array, shape: Shape, dtype: str, stream: Optional[int]) -> Any:
+    """An array of the same framework in the same memory, uninitialised, for use on a stream.
+
+    stream: None for the framework's current one.
+    """
     if like.device == HOST and like.kind in ("numpy", "dlpack"):
         try:
             import numpy

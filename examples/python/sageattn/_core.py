@@ -467,13 +467,14 @@ class Plan:
         if self._device == HOST:
             if stream is not None:
                 raise ValueError(f"stream is {stream!r}; it must be None on the CPU")
-            queue = 0
+            given, queue = None, 0
+        elif stream is None:
+            given, queue = None, _arrays.current_stream((q.array, k.array, v.array))
         else:
-            queue = (_arrays.current_stream((q.array, k.array, v.array)) if stream is None
-                     else _arrays.stream_handle(stream))
+            given = queue = _arrays.stream_handle(stream)
         info = self.info
         if out is None:
-            out = _arrays.new(place, self._out_shape(q, v), info.out_dtype, queue)
+            out = _arrays.new(place, self._out_shape(q, v), info.out_dtype, given)
         target = view(_arrays.adapt(out, "out", info.out_dtype, write=True), "out", self._layout, self._varlen,
                       write=True)
         same_place("out", target.array, place)
@@ -486,14 +487,14 @@ class Plan:
         if lse is not None:
             shape = (q.heads, q.tokens) if self._varlen else (q.batch, q.heads, q.tokens)
             if lse is True:
-                lse = _arrays.new(place, shape, "f32", queue)
+                lse = _arrays.new(place, shape, "f32", given)
             lse_struct = _lse(_arrays.adapt(lse, "lse", write=True), shape, place)
         args = _abi.ExecuteArgs(
             c.sizeof(_abi.ExecuteArgs), lengths.batch, *((0, 0) if self._varlen else (q.tokens, k.tokens)),
             *((q.tokens, k.tokens) if self._varlen else (0, 0)), q.fill(_abi.ConstTensor),
             k.fill(_abi.ConstTensor), v.fill(_abi.ConstTensor), target.fill(_abi.Tensor), lse_struct,
             *(vector.data if vector is not None else None for vector in lengths[1:]))
-        with self._workspace(workspace, place, queue) as (address, size):
+        with self._workspace(workspace, place, given, queue) as (address, size):
             call(self._execute, handle.value, c.byref(args), address, size, queue or None)
         return out, lse
 
@@ -525,10 +526,11 @@ class Plan:
         return (*q.array.shape[:-1], v.channels)
 
     @contextlib.contextmanager
-    def _workspace(self, given: Any, place: Array, stream: int) -> Iterator[Tuple[int, int]]:
+    def _workspace(self, workspace: Any, place: Array, given: Optional[int], queue: int
+                   ) -> Iterator[Tuple[int, int]]:
         """Address and size of the caller's workspace, or of one for the time of a call."""
-        if given is not None:
-            array = _arrays.adapt(given, "workspace", write=True)
+        if workspace is not None:
+            array = _arrays.adapt(workspace, "workspace", write=True)
             same_place("workspace", array, place)
             if array.dtype != "u8" or len(array.shape) != 1 or (array.shape[0] > 1 and array.strides[0] != 1):
                 raise ValueError(f"workspace is {array.dtype} {list(array.shape)}; it must be a vector of adjacent "
@@ -539,10 +541,10 @@ class Plan:
                 yield address, self._size
         elif place.kind in ("torch", "cupy"):
             # From the framework's pool, which reuses memory in the order of the stream and knows graphs.
-            memory = _arrays.new(place, (max(self._size, 1),), "u8", stream)
+            memory = _arrays.new(place, (max(self._size, 1),), "u8", given)
             yield _arrays.adapt(memory, "workspace").data, self._size
         else:
-            with _arrays.device_memory(self._device, self._size, stream) as address:
+            with _arrays.device_memory(self._device, self._size, queue) as address:
                 yield address, self._size
 
 
