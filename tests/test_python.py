@@ -7,6 +7,7 @@ Results are held to attention in float64 by NumPy. tests/gpu/torch_check.py does
 """
 
 import ast
+import ctypes
 import gc
 import importlib.util
 import itertools
@@ -32,7 +33,7 @@ os.environ["SAGEATTN_LIBRARY"] = os.path.abspath(sys.argv[1])
 SCRATCH = Path(sys.argv[2]).resolve()
 sys.path.insert(0, str(PYTHON))
 import sageattn  # noqa: E402
-from sageattn import _arrays, _functions, _library  # noqa: E402
+from sageattn import _arrays, _core, _functions, _library  # noqa: E402
 
 RNG = np.random.default_rng(7)
 ONE_THREAD = sageattn.Context("cpu", num_threads=1)  # small work: threads would only wait
@@ -247,7 +248,7 @@ class Memory(unittest.TestCase):
         np.testing.assert_array_equal(out, ref)
         self.assertTrue((room[..., 1::2] == 7).all())
         half = exact(q, k, v, out=np.empty((2, 19, 4, 40), np.float16))
-        np.testing.assert_array_equal(half, ref.astype(np.float16))
+        np.testing.assert_allclose(half, ref, rtol=1e-3, atol=1e-6)
         frozen = np.empty_like(ref)
         frozen.flags.writeable = False
         with self.assertRaisesRegex(ValueError, "out is read-only"):
@@ -291,6 +292,9 @@ class Memory(unittest.TestCase):
             del held
             gc.collect()
             self.assertIsNone(gone(), "a capsule keeps the array")
+        np.testing.assert_array_equal(exact(Offset(q), k, v), ref)
+        with self.assertRaisesRegex(TypeError, "q is of type f32 in 2 lanes"):
+            exact(Offset(q, lanes=2), k, v)
         with self.assertRaisesRegex(ValueError, "q is on DLPack device type 10"):
             exact(Elsewhere(q), k, v)
         with self.assertRaisesRegex(TypeError, "q is of type float64; allowed are"):
@@ -315,6 +319,23 @@ class Memory(unittest.TestCase):
             exact(Tensor(q), Tensor(k, device="cuda:1"), Tensor(v), out=out)
         with self.assertRaisesRegex(TypeError, "how Tensor makes arrays in host memory; pass out"):
             exact(Tensor(q), Tensor(k), Tensor(v))
+
+
+class Offset:
+    """An array by a DLPack capsule with a byte_offset and without strides, which NumPy never makes."""
+
+    def __init__(self, array, lanes=1):
+        self._shape = (ctypes.c_int64 * array.ndim)(*array.shape)
+        self._managed = _arrays._DLManaged(_arrays._DLTensor(
+            array.__array_interface__["data"][0] - 64, 1, 0, array.ndim, 2, 32, lanes, self._shape, None, 64))
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+    def __dlpack__(self):
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self._managed), b"dltensor", None)
 
 
 class Tensor:
@@ -531,15 +552,19 @@ class Plans(unittest.TestCase):
         sageattn.set_plan_cache_size(3)
         self.assertEqual(len(_functions._cache), 3)
 
-        def work(head_dim):
+        right = []
+
+        def work(dim):
             for _ in range(5):
-                exact(q[..., :head_dim], k[..., :head_dim], v)
+                out = exact(q[..., :dim], k[..., :dim], v)
+                right.append(np.allclose(out, reference(q[..., :dim], k[..., :dim], v)[0], atol=1e-6))
 
         threads = [threading.Thread(target=work, args=(dim,)) for dim in range(1, 9)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        self.assertTrue(len(right) == 40 and all(right))
         self.assertEqual(len(_functions._cache), 3)
         sageattn.set_plan_cache_size(_functions.PLAN_CACHE_SIZE)
         with self.assertRaisesRegex(ValueError, "size is 0"):
@@ -555,7 +580,12 @@ class Plans(unittest.TestCase):
 
     def test_context(self):
         lines = []
-        with sageattn.Context("cpu", 80, 1, log=lambda level, line: lines.append((level, line))) as context:
+
+        def log(level, line):
+            lines.append((level, line))
+
+        hook = weakref.ref(log)
+        with sageattn.Context("cpu", 80, 1, log=log) as context:
             self.assertIn("arch: 80", context.report())
             plan = sageattn.Plan(context, q_dtype="f16", head_dim=64, num_qo_heads=1, max_qo_len=1,
                                  max_kv_len=1)
@@ -566,6 +596,23 @@ class Plans(unittest.TestCase):
         ones = np.ones((1, 1, 1, 64), np.float16)
         self.assertEqual(plan.execute(ones, ones, ones).tolist(), ones.tolist())  # outlives its context
         self.assertEqual(plan.info.arch, 80)
+        del log
+        gc.collect()
+        self.assertIsNotNone(hook(), "the plan's log hook is gone")
+        del plan
+        gc.collect()
+        self.assertIsNone(hook(), "the log hook leaks")
+
+    def test_workspace_of_a_thread(self):
+        memory = _core._thread_memory
+        with memory.workspace(100) as first, memory.workspace(100) as second:  # as in a signal's handler
+            self.assertNotEqual(first, second)
+            self.assertEqual(first % 4096, 0)
+        with memory.workspace(50) as again:
+            self.assertIn(again, (first, second))
+        with memory.workspace(_core._KEPT_WORKSPACE + 1):
+            pass
+        self.assertIsNone(memory.kept, "a large workspace is kept")
 
     def test_fork(self):
         plan = self.plan()
