@@ -71,9 +71,10 @@ def adapt(array: Any, name: str, dtype: Optional[str] = None, write: bool = Fals
 
     Raises TypeError for what is no array, and ValueError for one that the library cannot use.
     """
+    # Asked of the type, for the interfaces are made anew each time they are read.
     if hasattr(array, "data_ptr") and hasattr(array, "stride"):
-        found = _from_torch(array, name, write)
-    elif hasattr(array, "__array_interface__") and hasattr(array, "dtype"):
+        found = _from_torch(array, name)
+    elif hasattr(type(array), "__array_interface__") and hasattr(array, "dtype"):
         found = _from_numpy(array, name, write)
     elif hasattr(array, "__cuda_array_interface__"):
         found = _from_cuda(array, name, write)
@@ -95,7 +96,7 @@ def _torch_dtype(dtype: Any) -> str:
     return _NAMES.get(name, name)
 
 
-def _from_torch(tensor: Any, name: str, write: bool) -> Array:
+def _from_torch(tensor: Any, name: str) -> Array:
     torch = sys.modules.get("torch")
     if tensor.requires_grad and (torch is None or torch.is_grad_enabled()):
         raise ValueError(f"{name} requires grad, but there is no backward pass: call under torch.no_grad() or "
