@@ -7,6 +7,7 @@ Results are held to attention in float64 by NumPy. tests/gpu/torch_check.py does
 """
 
 import ast
+import contextlib
 import ctypes
 import gc
 import importlib.util
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import threading
 import unittest
+import unittest.mock
 import weakref
 import zipfile
 from pathlib import Path
@@ -341,7 +343,11 @@ class Offset:
 class Tensor:
     """What the package sees of a PyTorch tensor."""
 
-    def __init__(self, array, device="cpu", requires_grad=False):
+    def __init__(self, array, device="cpu", requires_grad=False, made=None):
+        if made is not None:  # notes the stream for which memory is taken
+            self.new_empty = lambda shape, dtype: made.append(
+                (shape, sys.modules["torch"].cuda.current_stream(1).cuda_stream)) or Tensor(
+                    np.empty(shape, dtype), device)
         kind, _, index = device.partition(":")
         self._array = array
         self.shape, self.requires_grad = array.shape, requires_grad
@@ -356,11 +362,44 @@ class Tensor:
         return tuple(stride // self._array.itemsize for stride in self._array.strides)
 
 
-class CudaArray:
-    """An empty array on a GPU: one without an address to ask a driver about."""
+class FakeTorch:
+    """What the package uses of the module; stream 5 is current."""
 
-    def __init__(self, *shape):
-        self.__cuda_array_interface__ = {"data": (0, False), "shape": shape, "typestr": "<f4", "version": 3}
+    float16, float32, uint8 = np.float16, np.float32, np.uint8
+
+    class Stream:
+        def __init__(self, cuda_stream, device=None):
+            if not cuda_stream:
+                raise ValueError("PyTorch makes a stream of its own of 0")
+            self.cuda_stream = cuda_stream
+
+    def __init__(self):
+        self.cuda, self.made, self.devices, self._current = self, [], set(), [self.Stream(5)]
+        self.ExternalStream = self.Stream
+
+    def is_grad_enabled(self):
+        return False
+
+    def current_stream(self, device):
+        self.devices.add(device)
+        return self._current[-1]
+
+    def default_stream(self, device):
+        return type("Default", (), {"cuda_stream": 0})
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        self._current.append(stream)
+        yield
+        self._current.pop()
+
+
+class CudaArray:
+    """An array on a GPU; without an address, one that there is no driver to ask about."""
+
+    def __init__(self, *shape, address=0, typestr="<f4"):
+        self.__cuda_array_interface__ = {"data": (address, False), "shape": shape, "typestr": typestr,
+                                         "version": 3}
 
 
 class Cuda(unittest.TestCase):
@@ -405,17 +444,54 @@ class Cuda(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, r"different streams \[7, 8\]"):
             _arrays.current_stream((plain, *ready))
 
-    def test_current_stream_of_torch(self):
-        asked = []
-        current = Tensor(np.zeros(4, np.float16), device="cuda:1")
-        module = type("torch", (), {"cuda": type("cuda", (), {"current_stream": staticmethod(
-            lambda device: asked.append(device) or type("Stream", (), {"cuda_stream": 9}))})})
-        before = sys.modules.get("torch")
-        self.addCleanup(lambda: sys.modules.pop("torch") if before is None
-                        else sys.modules.__setitem__("torch", before))
-        sys.modules["torch"] = module
-        self.assertEqual(_arrays.current_stream((_arrays.adapt(current, "q"),)), 9)
-        self.assertEqual(asked, [1])
+    def plan(self):
+        """A plan that thinks it is on device 1, and the (workspace, its size, stream) of its executes."""
+        plan, calls = sageattn.Plan(ONE_THREAD, q_dtype="f16", head_dim=8, num_qo_heads=4, max_qo_len=3,
+                                    max_kv_len=3, max_batch=2), []
+        plan._device = 1
+        plan._execute = lambda handle, args, workspace, size, stream, error: calls.append(
+            (workspace, size, stream)) or 0
+        return plan, calls
+
+    def test_memory_and_streams_of_torch(self):
+        """Outputs and workspace come from the pool of the stream that will use them."""
+        torch = FakeTorch()
+        with unittest.mock.patch.dict(sys.modules, torch=torch):
+            self.execute_on_torch(torch)
+
+    def execute_on_torch(self, torch):
+        plan, calls = self.plan()
+        q = Tensor(np.zeros((2, 3, 4, 8), np.float16), device="cuda:1", made=torch.made)
+        lse = Tensor(np.zeros((2, 4, 3), np.float32), device="cuda:1")
+        for given, used in ((None, 5), (9, 9), (5, 5), (0, 0), (torch.Stream(9), 9)):
+            torch.made.clear()
+            plan.execute(q, q, q, lse=lse, stream=given)
+            self.assertEqual(calls[-1][2], used or None)
+            self.assertEqual(torch.made, [((2, 3, 4, 8), used), ((calls[-1][1],), used)])
+        self.assertEqual(torch.devices, {1})
+
+    def test_memory_of_the_driver(self):
+        log = []
+
+        class Driver:
+            def __getattr__(self, name):
+                def function(*arguments):
+                    log.append((name, arguments[-1]))
+                    if name == "cuMemAllocAsync":
+                        arguments[0]._obj.value = 8192
+                    return 0
+                return function
+
+        self.addCleanup(setattr, _arrays, "_driver", _arrays._driver)
+        _arrays._driver = Driver
+        self.addCleanup(_arrays._primary_context.cache_clear)
+        plan, calls = self.plan()
+        array = CudaArray(2, 3, 4, 8, address=4096, typestr="<f2")
+        plan.execute(array, array, array, out=CudaArray(2, 3, 4, 8, address=16384, typestr="<f2"), stream=6)
+        self.assertEqual((calls[0][0], calls[0][2]), (8192, 6))
+        self.assertEqual([name for name, _ in log], ["cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2",
+                                                     "cuMemAllocAsync", "cuMemFreeAsync", "cuCtxPopCurrent_v2"])
+        self.assertEqual((log[0][1], log[2][1], log[3][1]), (1, 6, 6))
 
 
 class Errors(unittest.TestCase):

@@ -98,6 +98,8 @@ def eager() -> str:
     worst = 0.0
     for dtype in (torch.float16, torch.bfloat16):
         for preset, limit in LIMITS.items():
+            if dtype == torch.bfloat16 and preset not in ("auto", "exact"):
+                continue  # every pair of type and preset is kernels to compile
             for qo, kv, kv_heads, causal in ((300, 300, 4, False), (129, 300, 2, True), (1, 1000, 1, True)):
                 q, k, v = tensors(qo, kv, kv_heads=kv_heads, dtype=dtype)
                 ref, ref_lse = reference(q, k, v, bottom_right(qo, kv) if causal else None)
