@@ -90,6 +90,7 @@ if $ci; then
   install_package_tools
   install_go
   install_rust
+  install_python_tools
 fi
 launcher=()
 if command -v ccache >/dev/null; then

@@ -109,6 +109,12 @@ install_rust() {
   [ -x /usr/bin/cargo-clippy ] || install_packages cargo rustc rustfmt rust-clippy
 }
 
+# What test_python.py makes a wheel with and checks types with.
+install_python_tools() {
+  python3 -c 'import setuptools, wheel' 2>/dev/null || install_packages python3-setuptools python3-wheel
+  python3 -c 'import mypy' 2>/dev/null || install_packages mypy
+}
+
 # git_files PATTERN...: tracked and new files that match, ended by NUL.
 git_files() {
   git -c safe.directory='*' ls-files -z -co --exclude-standard -- "$@"

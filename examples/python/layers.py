@@ -25,7 +25,7 @@ from measuring import (FloatArray, LayerAttention, Report, add_arguments, possib
                        report_problems)
 from perplexity import IntArray, Predictions, hidden_states, last, load, predict, windows
 
-import sageattn  # after measuring
+import engine  # after measuring
 import smollm2
 
 # Of the short form's layer, the last, in SAGE2_4B: 1 - CosSim is 0.0077, without K's smoothing 0.020,
@@ -51,8 +51,8 @@ def cosine(parts: Sequence[Products]) -> float:
 class ExactPass:
     """One window read with exact attention; how close the other attentions come in each layer."""
 
-    def __init__(self, model: smollm2.SmolLM2, inputs: IntArray, exact: sageattn.Attention,
-                 coarse: dict[str, sageattn.Attention]) -> None:
+    def __init__(self, model: smollm2.SmolLM2, inputs: IntArray, exact: engine.Attention,
+                 coarse: dict[str, engine.Attention]) -> None:
         self.products: dict[tuple[str, int], Products] = {}
 
         def comparing(layer: int, q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
@@ -64,13 +64,13 @@ class ExactPass:
         self.states = list(hidden_states(model, model.embed(inputs[None]), comparing))
 
 
-def only_in(layer: int, attend: sageattn.Attention, exact: sageattn.Attention) -> LayerAttention:
+def only_in(layer: int, attend: engine.Attention, exact: engine.Attention) -> LayerAttention:
     """`attend` in one layer, exact in all others."""
     return lambda index, q, k, v: (attend if index == layer else exact)(q, k, v)
 
 
 def sweep(model: smollm2.SmolLM2, ids: IntArray, context: int, tokens: int,
-          exact: sageattn.Attention, coarse: dict[str, sageattn.Attention],
+          exact: engine.Attention, coarse: dict[str, engine.Attention],
           count: int | None = None) -> Iterator[dict[str, Any]]:
     """A row for each of the last `count` layers and each format: that layer alone in that format.
 
@@ -139,7 +139,7 @@ def main(argv: Sequence[str]) -> int:
     if args.layers is not None and args.layers > model.config.layers:
         raise ValueError(f"--layers {args.layers}: the model has {model.config.layers}")
     print(f"model and text: {report.seconds:.0f} s", flush=True)
-    attentions = possible(args.presets, sageattn.CAUSAL, report, model.config.heads)
+    attentions = possible(args.presets, engine.CAUSAL, report, model.config.heads)
     report.data |= {"context": args.context, "tokens": args.tokens, "rows": []}
     exact = attentions.pop("exact")
     for row in sweep(model, ids, args.context, args.tokens, exact, attentions, args.layers):

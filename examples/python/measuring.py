@@ -21,7 +21,7 @@ import command
 import extract_activations
 
 try:
-    import sageattn
+    import engine
 except (ImportError, OSError) as error:  # programs import it after this module
     command.fail(error)
 
@@ -29,33 +29,33 @@ FloatArray = NDArray[np.float32]
 LayerAttention = Callable[[int, FloatArray, FloatArray, FloatArray], FloatArray]
 
 TEXT = extract_activations.DEFAULT_TEXT.parent / "scandal_in_bohemia.txt"
-BACKENDS = {"auto": sageattn.BACKEND_AUTO, "cuda": sageattn.BACKEND_CUDA,
-            "cpu": sageattn.BACKEND_CPU}
+BACKENDS = {"auto": engine.BACKEND_AUTO, "cuda": engine.BACKEND_CUDA,
+            "cpu": engine.BACKEND_CPU}
 
 # What is compared: a preset, and fields of the desc that differ from it.
-CONFIGURATIONS: dict[str, tuple[int, dict[str, str | int]]] = {
-    "exact": (sageattn.EXACT, {}),
-    "sage1": (sageattn.SAGE1, {}),
-    "sage2_8b": (sageattn.SAGE2_8B, {}),
-    "sage2_4b": (sageattn.SAGE2_4B, {}),
-    "sage2pp": (sageattn.SAGE2PP, {}),
-    "int4_unsmoothed": (sageattn.SAGE2_4B,
+CONFIGURATIONS: dict[str, tuple[str, dict[str, str | int]]] = {
+    "exact": (engine.EXACT, {}),
+    "sage1": (engine.SAGE1, {}),
+    "sage2_8b": (engine.SAGE2_8B, {}),
+    "sage2_4b": (engine.SAGE2_4B, {}),
+    "sage2pp": (engine.SAGE2PP, {}),
+    "int4_unsmoothed": (engine.SAGE2_4B,
                         {"qk_format": "i4", "smooth_q": "off", "smooth_k": "off"}),
-    "sage2_8b_v_unsmoothed": (sageattn.SAGE2_8B, {"smooth_v": "off"}),
-    "sage2_4b_v_unsmoothed": (sageattn.SAGE2_4B, {"smooth_v": "off"}),
-    "sage2_4b_k_unsmoothed": (sageattn.SAGE2_4B, {"smooth_k": "off"}),
+    "sage2_8b_v_unsmoothed": (engine.SAGE2_8B, {"smooth_v": "off"}),
+    "sage2_4b_v_unsmoothed": (engine.SAGE2_4B, {"smooth_v": "off"}),
+    "sage2_4b_k_unsmoothed": (engine.SAGE2_4B, {"smooth_k": "off"}),
 }
 PRESETS = list(CONFIGURATIONS)[:6]  # what is compared unless asked for more
 
 
-def attention(name: str, mask: int, context: sageattn.Context) -> sageattn.Attention:
+def attention(name: str, mask: str, context: engine.Context) -> engine.Attention:
     """An attention of CONFIGURATIONS, on float16 tensors as engines have them."""
     preset, numerics = CONFIGURATIONS[name]
-    return sageattn.Attention(preset, mask, sageattn.F16, context, sm_scale=None, numerics=numerics)
+    return engine.Attention(preset, mask, engine.F16, context, sm_scale=None, numerics=numerics)
 
 
-def possible(names: Sequence[str], mask: int, report: Report, heads: tuple[int, int, int]
-             ) -> dict[str, sageattn.Attention]:
+def possible(names: Sequence[str], mask: str, report: Report, heads: tuple[int, int, int]
+             ) -> dict[str, engine.Attention]:
     """The attentions of these names that the backend has; the report says why others are missing.
 
     heads: of queries, of keys, and their channels.
@@ -63,12 +63,12 @@ def possible(names: Sequence[str], mask: int, report: Report, heads: tuple[int, 
     query_heads, kv_heads, head_dim = heads
     q = np.zeros((1, 16, query_heads, head_dim), np.float32)
     kv = q[:, :, :kv_heads]
-    found: dict[str, sageattn.Attention] = {}
+    found: dict[str, engine.Attention] = {}
     for name in names:
         attend = attention(name, mask, report.context)
         try:
             attend.info(q, kv, kv)
-        except sageattn.SageAttentionError as error:
+        except engine.SageAttentionError as error:
             if name == "exact":
                 raise
             report.data.setdefault("refused", {})[name] = str(error)
@@ -78,7 +78,7 @@ def possible(names: Sequence[str], mask: int, report: Report, heads: tuple[int, 
     return found
 
 
-def every_layer(attend: sageattn.Attention) -> LayerAttention:
+def every_layer(attend: engine.Attention) -> LayerAttention:
     """The same attention in all layers, as the models call it."""
     return lambda layer, q, k, v: attend(q, k, v)
 
@@ -131,14 +131,14 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def _open(backend: str) -> tuple[str, sageattn.Context]:
+def _open(backend: str) -> tuple[str, engine.Context]:
     """The backend's name, auto resolved, and its context."""
     if backend == "auto":
         try:
             return _open("cuda")
-        except sageattn.SageAttentionError:
+        except engine.SageAttentionError:
             return _open("cpu")
-    return backend, sageattn.Context(BACKENDS[backend])
+    return backend, engine.Context(BACKENDS[backend])
 
 
 def report_problems(problems: Sequence[str]) -> int:
@@ -159,13 +159,13 @@ class Report:
         self._start = time.monotonic()
         self.backend, self.context = _open(args.backend)
         self.data: dict[str, Any] = {
-            "version": sageattn.version(),
+            "version": engine.version(),
             "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "command": command.recorded(argv),
             "machine": {"processor": _processor(), "cores": len(os.sched_getaffinity(0)),
                         "python": platform.python_version(), "numpy": np.__version__,
                         "backend": self.backend,
-                        **(sageattn.gpu() if self.backend == "cuda" else {})},
+                        **(engine.gpu() if self.backend == "cuda" else {})},
             "model": {"name": package.model, "license": package.license,
                       "source": f"PyPI {package.name} {package.version}",
                       "sha256": package.sha256},

@@ -34,7 +34,7 @@ from extract_activations import DEFAULT_TEXT, SMOLLM2_PACKAGE, HalfArray, Record
 from measuring import CONFIGURATIONS, FloatArray, Report, add_arguments, every_layer, possible, report_problems
 from perplexity import Evaluation, described, hidden_states, last, load, row_of, windows
 
-import sageattn  # after measuring
+import engine  # after measuring
 import smollm2
 
 BITS = {"exact": 16, "sage1": 8, "sage2_8b": 8, "sage2_4b": 4, "sage2pp": 8, "int4_unsmoothed": 4,
@@ -103,7 +103,7 @@ class Mixture:
 class Mixed:
     """The mixture's attention as the model calls it."""
 
-    def __init__(self, mixture: Mixture, attentions: dict[str, sageattn.Attention], kv_heads: int
+    def __init__(self, mixture: Mixture, attentions: dict[str, engine.Attention], kv_heads: int
                  ) -> None:
         self._layers, self._attentions = mixture.groups(kv_heads), attentions
 
@@ -128,7 +128,7 @@ def find_program() -> str:
     return os.environ.get("SAGEATTN_PROGRAM") or (str(built) if built.exists() else "sageattn")
 
 
-def record(model: smollm2.SmolLM2, ids: Sequence[int], text: Path, attend: sageattn.Attention,
+def record(model: smollm2.SmolLM2, ids: Sequence[int], text: Path, attend: engine.Attention,
            path: Path) -> None:
     """Write Q, K and V of every layer, as exact attention makes them."""
     recorder = Recorder(every_layer(attend), range(model.config.layers))
@@ -200,7 +200,7 @@ def calibration(mixture: Mixture, report: dict[str, Any], field: str) -> float |
 class Stopwatch:
     """Times of executes of random inputs, measured once for each configuration and shape."""
 
-    def __init__(self, attentions: dict[str, sageattn.Attention], batch: int, heads: int,
+    def __init__(self, attentions: dict[str, engine.Attention], batch: int, heads: int,
                  head_dim: int) -> None:
         self._attentions, self._shape = attentions, (batch, heads, head_dim)
         self._inputs: dict[int, list[HalfArray]] = {}  # q, k and v of each length
@@ -261,7 +261,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def mixtures_of(model: smollm2.SmolLM2, ids: Sequence[int], args: argparse.Namespace,
-                report: Report, exact: sageattn.Attention) -> tuple[list[Mixture], dict[str, Any]]:
+                report: Report, exact: engine.Attention) -> tuple[list[Mixture], dict[str, Any]]:
     """All that is compared, exact first, and a report of assess with what it measured."""
     heads = model.config.query_heads
     mixtures = [Mixture("uniform", name, ((name,) * heads,) * model.config.layers)
@@ -305,7 +305,7 @@ def main(argv: Sequence[str]) -> int:
     print(f"model and text: {report.seconds:.0f} s", flush=True)
     config = model.config
     names = list(dict.fromkeys([*args.presets, *RECOMMENDED]))
-    attentions = possible(names, sageattn.CAUSAL, report, config.heads)
+    attentions = possible(names, engine.CAUSAL, report, config.heads)
     args.presets = [name for name in args.presets if name in attentions]
     tokens = tokenizer.encode(args.calibration_text.read_text(encoding="utf-8"))
     if len(tokens) < args.calibration_tokens:

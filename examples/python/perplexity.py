@@ -32,7 +32,7 @@ from gguf import GgufFile
 from measuring import (PRESETS, FloatArray, LayerAttention, Report, add_arguments, every_layer,
                        possible, report_problems)
 
-import sageattn  # after measuring
+import engine  # after measuring
 import smollm2
 
 IntArray = NDArray[np.int64]
@@ -200,7 +200,7 @@ def continuation(model: smollm2.SmolLM2, prompt: IntArray, count: int, attend: L
 
 
 def compare_continuations(model: smollm2.SmolLM2, tokenizer: smollm2.BpeTokenizer, ids: IntArray,
-                          attentions: dict[str, sageattn.Attention]) -> dict[str, Any]:
+                          attentions: dict[str, engine.Attention]) -> dict[str, Any]:
     """How many tokens of the greedy continuations come before the first that differs from exact."""
     begin = time.monotonic()
     prompt_tokens, count = 48, 16
@@ -272,7 +272,7 @@ def main(argv: Sequence[str]) -> int:
     for length in args.context:
         windows(ids, length, args.tokens)  # fails here, if at all
     print(f"model and text: {report.seconds:.0f} s", flush=True)
-    attentions = possible(args.presets, sageattn.CAUSAL, report, model.config.heads)
+    attentions = possible(args.presets, engine.CAUSAL, report, model.config.heads)
     compared: dict[str, LayerAttention] = {
         name: every_layer(attend) for name, attend in attentions.items()}
     if args.short:
