@@ -208,11 +208,11 @@ enum {
   SAGEATTN_V_SCALE_GROUP = 2    /* one channel of each promotion group */
 };
 
-/* Change of basis of Q and K before quantization, leaving Q K^T as it is (CPU backend). */
+/* Change of basis of Q and K before quantization, leaving Q K^T as it is. */
 enum {
   SAGEATTN_ROTATION_NONE = 0,
   SAGEATTN_ROTATION_HADAMARD = 1,  /* random-sign Hadamard rotation of the channels */
-  SAGEATTN_ROTATION_SMOOTHATTN = 2 /* per-channel factors sqrt(max|Q| / max|K|) */
+  SAGEATTN_ROTATION_SMOOTHATTN = 2 /* per-channel factors sqrt(max|Q| / max|K|); CPU backend */
 };
 
 /* Format of P and V in the product P V. */
