@@ -302,8 +302,10 @@ enum class Access { kRead, kWrite };
 Strides contiguous(const Shape& shape, int32_t layout) {
   const int64_t plane = shape.tokens * shape.channels;
   const int64_t row = shape.heads * shape.channels;
-  if (layout == SAGEATTN_LAYOUT_NHD) return {shape.tokens * row, row, shape.channels, 1};
-  return {shape.heads * plane, shape.channels, plane, 1};
+  // The limits of packed sequences keep a plane within 64 bits, not a whole tensor.
+  const int64_t batch = shape.batch == 1 ? 0 : shape.tokens * row;
+  if (layout == SAGEATTN_LAYOUT_NHD) return {batch, row, shape.channels, 1};
+  return {batch, shape.channels, plane, 1};
 }
 
 struct Tensor {
