@@ -2,6 +2,7 @@
 // and launches, without a GPU. The build puts the fake's folder into LD_LIBRARY_PATH.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -384,10 +385,26 @@ TEST_CASE("Plans tell of each kernel, in the order of an execute") {
     CHECK(kernel.registers == info.registers);
     CHECK(kernel.smem_bytes == info.smem_bytes);  // the fake compiler reports nothing static
     CHECK(kernel.threads == info.threads);
-    kernel.struct_size = offsetof(sageattn_kernel_info, registers);
-    kernel.registers = -1;
-    CHECK(sageattn_plan_get_kernel(plan, i, &kernel, nullptr) == SAGEATTN_OK);
-    CHECK(kernel.registers == -1);  // beyond the caller's size
+    // Written as far as the caller's struct goes, and ours.
+    for (uint32_t size = 4; size <= sizeof kernel + 16; size += 4) {
+      alignas(sageattn_kernel_info) unsigned char bytes[sizeof kernel + 16];
+      std::memset(bytes, 0x5a, sizeof bytes);
+      std::memcpy(bytes, &size, sizeof size);
+      CHECK(sageattn_plan_get_kernel(plan, i, reinterpret_cast<sageattn_kernel_info*>(bytes),
+                                     nullptr) == SAGEATTN_OK);
+      const size_t both = std::min<size_t>(size, sizeof kernel);
+      CHECK(std::memcmp(bytes, &size, sizeof size) == 0);
+      CHECK(std::memcmp(bytes + 4, reinterpret_cast<const char*>(&kernel) + 4, both - 4) == 0);
+      for (size_t j = both; j < sizeof bytes; ++j) REQUIRE(bytes[j] == 0x5a);
+    }
+    for (const uint32_t size : {0u, 3u, 65537u, UINT32_MAX}) {
+      const sageattn_kernel_info before = kernel;
+      kernel.struct_size = size;
+      CHECK(sageattn_plan_get_kernel(plan, i, &kernel, nullptr) == SAGEATTN_E_INVALID_ARGUMENT);
+      CHECK(kernel.struct_size == size);
+      kernel.struct_size = before.struct_size;
+      CHECK(std::memcmp(&kernel, &before, sizeof kernel) == 0);
+    }
   }
   sageattn_kernel_info none{};
   none.struct_size = sizeof none;

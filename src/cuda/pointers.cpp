@@ -26,8 +26,8 @@ struct OnDevice {
                                  const OnDevice& found) {
   if (found.type == kMemoryTypeDevice) {
     fail(SAGEATTN_E_INVALID_ARGUMENT,
-         "%s = %p: must be memory that device %d can access; it is on device %d, and access "
-         "between the two is not enabled",
+         "%s = %p: must be memory that device %d can access; it is on device %d, which it "
+         "has no access to",
          operand.field, operand.data, device.ordinal, found.ordinal);
   }
   if (found.address != 0) {
@@ -65,7 +65,6 @@ void check_on_device(const Driver& driver, const DeviceInfo& device,
     // A driver that cannot answer leaves it to the launch to fail.
     if (driver.PointerGetAttributes(std::size(which), which, values, address) != kSuccess) continue;
     if (found.address == address) continue;
-    if (found.type == kMemoryTypeDevice && found.ordinal == device.ordinal) continue;
     if (found.type == 0 && device.pageable_memory) continue;
     // Mapped with cuMemSetAccess, or from a pool with cuMemPoolSetAccess.
     unsigned access = 0;
