@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -422,12 +423,11 @@ std::string check_foreign_memory(const Gpu& gpu, const Numerics& numerics) {
   sageattn_error error = {};
   error.struct_size = sizeof error;
   // What is wrong, or nothing. During the call no context is current, as in a new thread.
-  const auto run = [&](const sageattn_plan* of, const sageattn_execute_args& args,
-                       cuda::Stream stream, const char* refused) -> std::string {
+  const auto run = [&](const sageattn_plan* of, const sageattn_execute_args& args, void* workspace,
+                       size_t size, cuda::Stream stream, const char* refused) -> std::string {
     cuda::Context popped = nullptr;
     gpu.api.CtxPopCurrent(&popped);
-    const int32_t status = sageattn_execute(of, &args, on_device.workspace(),
-                                            on_device.workspace_size(), stream, &error);
+    const int32_t status = sageattn_execute(of, &args, workspace, size, stream, &error);
     gpu.api.CtxPushCurrent(popped);
     Outcome outcome;
     cuda::check(gpu.api, gpu.api.StreamSynchronize(nullptr), "cuStreamSynchronize");
@@ -443,6 +443,11 @@ std::string check_foreign_memory(const Gpu& gpu, const Numerics& numerics) {
     }
     return outcome.out == buffers.out.image ? "" : "a refused call wrote to out";
   };
+  const auto run_on_device = [&](const sageattn_execute_args& args, cuda::Stream stream,
+                                 const char* refused) {
+    return run(plan.plan.get(), args, on_device.workspace(), on_device.workspace_size(), stream,
+               refused);
+  };
   const sageattn_execute_args on_host = make_args(p, buffers, addresses_of(buffers));
   const auto offset = static_cast<const unsigned char*>(on_host.q.data) - buffers.q.image.data();
   const auto with_q = [&](unsigned char* image) {
@@ -452,23 +457,27 @@ std::string check_foreign_memory(const Gpu& gpu, const Numerics& numerics) {
   };
 
   const char* const refused = gpu.device.pageable_memory ? nullptr : "q.data = 0x";
-  std::string wrong = run(plan.plan.get(), with_q(buffers.q.image.data()), nullptr, refused);
+  std::string wrong = run_on_device(with_q(buffers.q.image.data()), nullptr, refused);
   if (!wrong.empty()) return "host memory: " + wrong;
   for (const bool managed : {false, true}) {
     const SharedMemory memory(gpu.api, buffers.q.image.size(), managed);
     std::memcpy(memory.data(), buffers.q.image.data(), buffers.q.image.size());
-    wrong = run(plan.plan.get(), with_q(memory.data()), nullptr, nullptr);
+    wrong = run_on_device(with_q(memory.data()), nullptr, nullptr);
     if (!wrong.empty()) return (managed ? "managed memory: " : "pinned memory: ") + wrong;
   }
   const ForeignStream stream(gpu.api, gpu.device);
-  wrong = run(plan.plan.get(), on_device.args(), stream.get(), "stream = 0x");
+  wrong = run_on_device(on_device.args(), stream.get(), "stream = 0x");
   if (!wrong.empty()) return "stream of another context: " + wrong;
 
   const PlanResult cpu_plan =
       make_plan(shared_context(plan.info.arch, 1), p, same_numerics(numerics, plan.info));
   if (cpu_plan.status != SAGEATTN_OK) return "CPU backend: " + cpu_plan.message;
-  if (cpu_plan.info.min_workspace > static_cast<int64_t>(on_device.workspace_size())) return {};
-  wrong = run(cpu_plan.plan.get(), on_device.args(), nullptr, "q.data = 0x");
+  const auto alignment = static_cast<size_t>(cpu_plan.info.workspace_alignment);
+  std::vector<unsigned char> arena(static_cast<size_t>(cpu_plan.info.min_workspace) + alignment);
+  void* workspace = arena.data();
+  size_t room = arena.size();
+  std::align(alignment, static_cast<size_t>(cpu_plan.info.min_workspace), workspace, room);
+  wrong = run(cpu_plan.plan.get(), on_device.args(), workspace, room, nullptr, "q.data = 0x");
   return wrong.empty() ? wrong : "device memory and the CPU backend: " + wrong;
 }
 
