@@ -26,8 +26,9 @@
  *              function, the field, its value and the limit. On failure output handles are NULL
  *              and outputs are untouched (but for *needed, where a function has it).
  *   Threads    Every function may be called from any thread at any time, also on the same handle,
- *              except that a handle must not be used during or after its own destroy. Plans are
- *              immutable. Each execute in flight needs a workspace of its own.
+ *              except that a handle must not be used during or after its own destroy, which
+ *              nothing detects. Plans are immutable. Each execute in flight needs a workspace of
+ *              its own.
  *   Pointers   A pointer must not be NULL unless its comment says so, else
  *              SAGEATTN_E_INVALID_ARGUMENT. Data and int32 pointers are aligned to their element,
  *              else SAGEATTN_E_MISALIGNED.
@@ -468,7 +469,12 @@ typedef struct sageattn_lse_tensor {
 } sageattn_lse_tensor;
 
 /* Lengths and pointers of one execute. Memory: host for the CPU backend, device for CUDA (data
- * and the int32 arrays alike, so that a captured graph can change lengths). */
+ * and the int32 arrays alike, so that a captured graph can change lengths). Each pointer that is to
+ * be followed must lead where the backend can go, else SAGEATTN_E_INVALID_ARGUMENT, as far as the
+ * driver can tell from the pointer, whatever lies behind it. CUDA takes the memory of the context's
+ * device, memory of another that peer access opens to it, managed and pinned memory, and any host
+ * memory on devices that access all of it. The CPU backend takes what the host can read; it asks a
+ * driver that is in the process, and loads none. */
 typedef struct sageattn_execute_args {
   uint32_t struct_size;
   int32_t batch;           /* sequences, 0..max_batch */
@@ -616,14 +622,16 @@ SAGEATTN_API int32_t sageattn_plan_export_blob(const sageattn_plan *plan, void *
  * in a CUDA graph (whose edges may be programmatic). With the CPU backend it returns when the result is there.
  *   workspace       min_workspace bytes or more, aligned to workspace_alignment; its contents
  *                   before and after mean nothing. One for each execute in flight.
- *   stream          CUDA: where to enqueue, NULL for the default stream. CPU: must be NULL.
+ *   stream          CUDA: where to enqueue: a stream of the device's primary context, which the
+ *                   CUDA runtime's are, NULL for the default stream. CPU: must be NULL.
  * Every element of out (and lse, if given) of every sequence is written, and nothing else.
  * Errors: INVALID_ARGUMENT, UNKNOWN_FIELD, MISALIGNED, ALIASED, LIMIT, WORKSPACE, CUDA. */
 SAGEATTN_API int32_t sageattn_execute(const sageattn_plan *plan, const sageattn_execute_args *args,
                                       void *workspace, size_t workspace_size,
                                       struct CUstream_st *stream, sageattn_error *err);
 
-/* Compares two tensors in host memory (docs/numerics.md has the formulas). Needs no context.
+/* Compares two tensors in host memory, told from a device's as by the CPU backend (docs/numerics.md
+ * has the formulas). Needs no context.
  *   result  struct_size set by the caller.
  * Errors: INVALID_ARGUMENT, UNKNOWN_FIELD, MISALIGNED. */
 SAGEATTN_API int32_t sageattn_compare(const sageattn_compare_args *args,

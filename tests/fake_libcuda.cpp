@@ -2,11 +2,13 @@
 // with, so that launches can be tested anywhere. Built as libcuda.so.1; the environment variables
 // FAKE_CUDA_VERSION (e.g. 11040), FAKE_CUDA_CC (e.g. 89), FAKE_CUDA_DEVICES, FAKE_CUDA_NAME and
 // FAKE_CUDA_MISSING (a symbol, or "all" as in a toolkit's stub) change what it pretends to be;
-// FAKE_CUDA_MEMORY is how many allocations succeed.
+// FAKE_CUDA_MEMORY is how many allocations succeed, FAKE_CUDA_PAGEABLE=1 lets devices access all host
+// memory. fake_cuda_memory() says what other memory is.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <vector>
 
@@ -29,8 +31,16 @@ struct Counts {
   void* last_stream;
   int allocations, streams;  // that are held
   unsigned dependents;       // a bit for each launch, 1: as dependent; the last is the lowest
+  int pointer_queries;
 } counts;
-std::mutex mutex;  // of counts: any thread may call
+// Memory by its start. What is not in it is host memory that the driver knows nothing of.
+enum MemoryKind { kDevice, kPeer, kMapped, kPinned, kManaged, kDisjoint };
+struct Memory {
+  size_t bytes;
+  int kind, device;
+};
+std::map<uintptr_t, Memory> memories;
+std::mutex mutex;  // of both: any thread may call
 
 struct LaunchAttribute {
   int id;
@@ -86,6 +96,7 @@ Result device_attribute(int* value, int attribute, int) {
            : attribute == 97 ? 232448
            : attribute == 13 ? 1980000
            : attribute == 38 ? 1 << 20
+           : attribute == 88 ? number("FAKE_CUDA_PAGEABLE", 0)
                              : 0;
   return 0;
 }
@@ -165,13 +176,70 @@ Result allocate(unsigned long long* pointer, size_t bytes) {
   if (counts.allocations >= number("FAKE_CUDA_MEMORY", 1 << 30)) return 2;
   ++counts.allocations;
   *pointer = reinterpret_cast<uintptr_t>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
+  const auto device = static_cast<int>(reinterpret_cast<uintptr_t>(stack.back()) - 0x1000);
+  memories[*pointer] = {bytes, kDevice, device};
   return *pointer != 0 ? 0 : 2;
 }
 Result release(unsigned long long pointer) {
   const std::lock_guard lock(mutex);
   --counts.allocations;
+  memories.erase(pointer);
   std::free(reinterpret_cast<void*>(pointer));
   return 0;
+}
+// What the driver says of a pointer, by attribute: memory type, addresses on the device and the host,
+// managed, ordinal, access flags.
+Result pointer_attribute(void* value, int attribute, unsigned long long pointer) {
+  const auto after = memories.upper_bound(pointer);
+  const auto found = after == memories.begin() ? memories.end() : std::prev(after);
+  const bool known = found != memories.end() && pointer < found->first + found->second.bytes;
+  const Memory memory = known ? found->second : Memory{};
+  const bool on_device = known && memory.kind != kPinned && memory.kind != kDisjoint;
+  const bool own =
+      !stack.empty() && stack.back() == handle(0x1000 + static_cast<uintptr_t>(memory.device));
+  const unsigned type = !known ? 0 : on_device ? 2 : 1;
+  switch (attribute) {
+    case 2:
+      std::memcpy(value, &type, sizeof type);
+      return 0;
+    case 9:
+      std::memcpy(value, &memory.device, sizeof memory.device);
+      return 0;
+    case 4: {
+      const uintptr_t address = known && (!on_device || memory.kind == kManaged) ? pointer : 0;
+      std::memcpy(value, &address, sizeof address);
+      return 0;
+    }
+    case 3: {
+      if (stack.empty()) return 201;
+      const bool reachable = known && (memory.kind == kDevice ? own : memory.kind != kMapped);
+      const uintptr_t address = !reachable                 ? 0
+                                : memory.kind == kDisjoint ? pointer + 0x100000
+                                                           : pointer;
+      std::memcpy(value, &address, sizeof address);
+      return 0;
+    }
+    case 16: {
+      const unsigned access = memory.kind == kMapped ? 3 : 0;
+      std::memcpy(value, &access, sizeof access);
+      return known ? 0 : 1;
+    }
+    default:
+      return 1;
+  }
+}
+Result pointer_attributes(unsigned count, const int* attributes, void** values,
+                          unsigned long long pointer) {
+  const std::lock_guard lock(mutex);
+  ++counts.pointer_queries;
+  Result result = 0;
+  for (unsigned i = 0; i < count && result == 0; ++i) {
+    result = pointer_attribute(values[i], attributes[i], pointer);
+  }
+  return result;
+}
+Result one_pointer_attribute(void* value, int attribute, unsigned long long pointer) {
+  return pointer_attributes(1, &attribute, &value, pointer);
 }
 Result copy_in(unsigned long long to, const void* from, size_t bytes) {
   std::memcpy(reinterpret_cast<void*>(to), from, bytes);
@@ -241,6 +309,8 @@ __attribute__((visibility("default"))) Result cuGetProcAddress_v2(const char* na
                                    symbol("cuFuncGetAttribute", function_attribute),
                                    symbol("cuFuncSetAttribute", set_function_attribute),
                                    symbol("cuLaunchKernelEx", launch),
+                                   symbol("cuPointerGetAttributes", pointer_attributes),
+                                   symbol("cuPointerGetAttribute", one_pointer_attribute),
                                    symbol("cuMemAlloc", allocate),
                                    symbol("cuMemFree", release),
                                    symbol("cuMemcpyHtoD", copy_in),
@@ -272,5 +342,12 @@ __attribute__((visibility("default"))) Result cuGetProcAddress_v2(const char* na
 __attribute__((visibility("default"))) void fake_cuda_counts(void* to) {
   const std::lock_guard lock(mutex);
   std::memcpy(to, &counts, sizeof counts);
+}
+// Memory that is not from cuMemAlloc. kind: of MemoryKind, -1 to forget it.
+__attribute__((visibility("default"))) void fake_cuda_memory(const void* start, size_t bytes,
+                                                             int kind, int device) {
+  const std::lock_guard lock(mutex);
+  memories.erase(reinterpret_cast<uintptr_t>(start));
+  if (kind >= 0) memories[reinterpret_cast<uintptr_t>(start)] = {bytes, kind, device};
 }
 }

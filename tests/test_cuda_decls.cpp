@@ -56,6 +56,7 @@ static_assert(ours::kSuccess == CUDA_SUCCESS);
 static_assert(ours::kErrorOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY);
 static_assert(ours::kErrorInvalidImage == CUDA_ERROR_INVALID_IMAGE);
 static_assert(ours::kErrorNoBinaryForGpu == CUDA_ERROR_NO_BINARY_FOR_GPU);
+static_assert(ours::kErrorInvalidHandle == CUDA_ERROR_INVALID_HANDLE);
 static_assert(ours::kErrorSystemDriverMismatch == CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
 static_assert(ours::kErrorCompatNotSupported == CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE);
 static_assert(ours::kDeviceClockRate == CU_DEVICE_ATTRIBUTE_CLOCK_RATE);
@@ -63,6 +64,13 @@ static_assert(ours::kDeviceMultiprocessorCount == CU_DEVICE_ATTRIBUTE_MULTIPROCE
 static_assert(ours::kDeviceL2CacheSize == CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
 static_assert(ours::kDeviceMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 static_assert(ours::kDeviceMinor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+static_assert(ours::kDevicePageableMemoryAccess == CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS);
+static_assert(ours::kPointerMemoryType == CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+static_assert(ours::kPointerDevicePointer == CU_POINTER_ATTRIBUTE_DEVICE_POINTER);
+static_assert(ours::kPointerHostPointer == CU_POINTER_ATTRIBUTE_HOST_POINTER);
+static_assert(ours::kPointerDeviceOrdinal == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+static_assert(ours::kPointerAccessFlags == CU_POINTER_ATTRIBUTE_ACCESS_FLAGS);
+static_assert(ours::kMemoryTypeDevice == CU_MEMORYTYPE_DEVICE);
 static_assert(ours::kDeviceMaxSharedMemoryOptin ==
               CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
 static_assert(ours::kFunctionMaxThreads == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
@@ -70,6 +78,7 @@ static_assert(ours::kFunctionSharedSize == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
 static_assert(ours::kFunctionLocalSize == CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES);
 static_assert(ours::kFunctionRegisters == CU_FUNC_ATTRIBUTE_NUM_REGS);
 static_assert(ours::kFunctionMaxDynamicShared == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+static_assert(ours::kMemAttachGlobal == CU_MEM_ATTACH_GLOBAL);
 static_assert(ours::kCaptureModeThreadLocal == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
 static_assert(ours::kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(ours::kLaunchProgrammaticSerialization ==

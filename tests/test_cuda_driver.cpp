@@ -2,11 +2,13 @@
 // and launches, without a GPU. The build puts the fake's folder into LD_LIBRARY_PATH.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -33,16 +35,22 @@ struct Counts {
   void* last_stream;
   int allocations, streams;
   unsigned dependents;
+  int pointer_queries;
 };
 
-Counts counts() {
+template <class Function>
+Function* fake_function(const char* name) {
   void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   REQUIRE(library != nullptr);
-  const auto read = reinterpret_cast<void (*)(void*)>(dlsym(library, "fake_cuda_counts"));
+  const auto function = reinterpret_cast<Function*>(dlsym(library, name));
   dlclose(library);
-  REQUIRE(read != nullptr);  // else this is a real driver
+  REQUIRE(function != nullptr);  // else this is a real driver
+  return function;
+}
+
+Counts counts() {
   Counts result{};
-  read(&result);
+  fake_function<void(void*)>("fake_cuda_counts")(&result);
   return result;
 }
 
@@ -225,27 +233,122 @@ sageattn_context_desc fake_context(const std::string& nvrtc) {
   return desc;
 }
 
-// Of a plan for one token of 64 16-bit channels.
-sageattn_error execute_one_token(const sageattn_plan* plan) {
-  sageattn_plan_info info{};
-  info.struct_size = sizeof info;
-  REQUIRE(sageattn_plan_get_info(plan, &info, nullptr) == SAGEATTN_OK);
-  alignas(16) uint16_t q[64], k[64], v[64], out[64];
-  std::vector<unsigned char> memory(static_cast<size_t>(info.min_workspace) + 256);
-  void* workspace = memory.data();
-  size_t room = memory.size();
-  REQUIRE(std::align(256, static_cast<size_t>(info.min_workspace), workspace, room) != nullptr);
+// Host memory as the fake is told to see it.
+enum MemoryKind { kUnknown = -1, kDevice, kPeer, kMapped, kPinned, kManaged, kDisjoint };
+
+void declare_memory(const void* start, size_t bytes, MemoryKind kind, int device) {
+  fake_function<void(const void*, size_t, int, int)>("fake_cuda_memory")(start, bytes, kind,
+                                                                         device);
+}
+
+// What an execute of one sequence of one token of 64 16-bit channels needs, on a device.
+class OneToken {
+ public:
+  explicit OneToken(const sageattn_plan* plan, int32_t device = 0, bool varlen = false)
+      : plan_(plan), varlen_(varlen) {
+    sageattn_plan_info info{};
+    info.struct_size = sizeof info;
+    REQUIRE(sageattn_plan_get_info(plan, &info, nullptr) == SAGEATTN_OK);
+    workspace_.resize(static_cast<size_t>(info.min_workspace) + 256);
+    workspace = workspace_.data();
+    workspace_size = workspace_.size();
+    REQUIRE(std::align(256, static_cast<size_t>(info.min_workspace), workspace, workspace_size) !=
+            nullptr);
+    args.struct_size = sizeof args;
+    args.batch = 1;
+    args.q.data = q_;
+    args.k.data = k_;
+    args.v.data = v_;
+    args.out.data = out_;
+    args.lse.data = lse_;
+    args.seqused_kv = used_;
+    args.status = status_;
+    if (varlen) {
+      args.total_qo = args.total_kv = 1;
+      args.cu_seqlens_q = cu_q_;
+      args.cu_seqlens_kv = cu_kv_;
+    } else {
+      args.qo_len = args.kv_len = 1;
+    }
+    for (const Field& field : fields()) declare(field, kDevice, device);
+  }
+  ~OneToken() {
+    for (const Field& field : fields()) declare(field, kUnknown, 0);
+  }
+  OneToken(const OneToken&) = delete;
+  OneToken& operator=(const OneToken&) = delete;
+
+  struct Field {
+    const char* name;
+    const void* start;
+    size_t bytes;
+  };
+  std::vector<Field> fields() const {
+    std::vector<Field> all = {
+        {"q.data", q_, sizeof q_},           {"k.data", k_, sizeof k_},
+        {"v.data", v_, sizeof v_},           {"out.data", out_, sizeof out_},
+        {"lse.data", lse_, sizeof lse_},     {"seqused_kv", used_, sizeof used_},
+        {"status", status_, sizeof status_}, {"workspace", workspace_.data(), workspace_.size()}};
+    if (varlen_) {
+      all.push_back({"cu_seqlens_q", cu_q_, sizeof cu_q_});
+      all.push_back({"cu_seqlens_kv", cu_kv_, sizeof cu_kv_});
+    }
+    return all;
+  }
+  static void declare(const Field& field, MemoryKind kind, int device) {
+    declare_memory(field.start, field.bytes, kind, device);
+  }
+  bool untouched() const {
+    const auto all = [](const auto& values) {
+      for (const auto value : values) {
+        if (value != 0) return false;
+      }
+      return true;
+    };
+    return all(out_) && all(lse_) && all(status_);
+  }
+
+  sageattn_error execute(cuda::Stream stream = nullptr) const {
+    sageattn_error error{};
+    error.struct_size = sizeof error;
+    sageattn_execute(plan_, &args, workspace, workspace_size, stream, &error);
+    return error;
+  }
+
   sageattn_execute_args args{};
-  args.struct_size = sizeof args;
-  args.batch = args.qo_len = args.kv_len = 1;
-  args.q.data = q;
-  args.k.data = k;
-  args.v.data = v;
-  args.out.data = out;
-  sageattn_error error{};
-  error.struct_size = sizeof error;
-  sageattn_execute(plan, &args, workspace, room, nullptr, &error);
-  return error;
+  void* workspace = nullptr;
+  size_t workspace_size = 0;
+
+ private:
+  const sageattn_plan* plan_;
+  bool varlen_;
+  alignas(16) uint16_t q_[64] = {}, k_[64] = {}, v_[64] = {}, out_[64] = {};
+  float lse_[1] = {};
+  int32_t cu_q_[2] = {0, 1}, cu_kv_[2] = {0, 1}, used_[1] = {1}, status_[1] = {};
+  std::vector<unsigned char> workspace_;
+};
+
+struct Release {
+  void operator()(sageattn_context* context) const { sageattn_context_destroy(context); }
+  void operator()(sageattn_plan* plan) const { sageattn_plan_destroy(plan); }
+};
+using ContextOwner = std::unique_ptr<sageattn_context, Release>;
+using PlanOwner = std::unique_ptr<sageattn_plan, Release>;
+
+// A plan for OneToken.
+PlanOwner plan_one_token(const sageattn_context_desc& context_desc, bool varlen = false) {
+  sageattn_context* context = nullptr;
+  REQUIRE(sageattn_context_create(&context_desc, &context, nullptr) == SAGEATTN_OK);
+  const ContextOwner owner(context);
+  sageattn_attn_desc desc;
+  sageattn_attn_desc_init(&desc, sizeof desc, SAGEATTN_PRESET_SAGE1, nullptr);
+  desc.q_dtype = SAGEATTN_BF16;
+  desc.head_dim = 64;
+  desc.batch_mode = varlen ? SAGEATTN_BATCH_VARLEN : SAGEATTN_BATCH_DENSE;
+  desc.num_qo_heads = desc.max_qo_len = desc.max_kv_len = 1;
+  sageattn_plan* plan = nullptr;
+  REQUIRE(sageattn_plan_create(context, &desc, &plan, nullptr) == SAGEATTN_OK);
+  return PlanOwner(plan);
 }
 
 }  // namespace
@@ -282,10 +385,26 @@ TEST_CASE("Plans tell of each kernel, in the order of an execute") {
     CHECK(kernel.registers == info.registers);
     CHECK(kernel.smem_bytes == info.smem_bytes);  // the fake compiler reports nothing static
     CHECK(kernel.threads == info.threads);
-    kernel.struct_size = offsetof(sageattn_kernel_info, registers);
-    kernel.registers = -1;
-    CHECK(sageattn_plan_get_kernel(plan, i, &kernel, nullptr) == SAGEATTN_OK);
-    CHECK(kernel.registers == -1);  // beyond the caller's size
+    // Written as far as the caller's struct goes, and ours.
+    for (uint32_t size = 4; size <= sizeof kernel + 16; size += 4) {
+      alignas(sageattn_kernel_info) unsigned char bytes[sizeof kernel + 16];
+      std::memset(bytes, 0x5a, sizeof bytes);
+      std::memcpy(bytes, &size, sizeof size);
+      CHECK(sageattn_plan_get_kernel(plan, i, reinterpret_cast<sageattn_kernel_info*>(bytes),
+                                     nullptr) == SAGEATTN_OK);
+      const size_t both = std::min<size_t>(size, sizeof kernel);
+      CHECK(std::memcmp(bytes, &size, sizeof size) == 0);
+      CHECK(std::memcmp(bytes + 4, reinterpret_cast<const char*>(&kernel) + 4, both - 4) == 0);
+      for (size_t j = both; j < sizeof bytes; ++j) REQUIRE(bytes[j] == 0x5a);
+    }
+    for (const uint32_t size : {0u, 3u, 65537u, UINT32_MAX}) {
+      const sageattn_kernel_info before = kernel;
+      kernel.struct_size = size;
+      CHECK(sageattn_plan_get_kernel(plan, i, &kernel, nullptr) == SAGEATTN_E_INVALID_ARGUMENT);
+      CHECK(kernel.struct_size == size);
+      kernel.struct_size = before.struct_size;
+      CHECK(std::memcmp(&kernel, &before, sizeof kernel) == 0);
+    }
   }
   sageattn_kernel_info none{};
   none.struct_size = sizeof none;
@@ -310,7 +429,7 @@ TEST_CASE("Execute: a plan for another arch than the device's launches nothing")
     REQUIRE(sageattn_context_create(&context_desc, &context, nullptr) == SAGEATTN_OK);
     REQUIRE(sageattn_plan_create(context, &desc, &plan, nullptr) == SAGEATTN_OK);
     const int before = counts().launches;
-    const sageattn_error error = execute_one_token(plan);
+    const sageattn_error error = OneToken(plan).execute();
     INFO(error.message);
     CHECK(error.status == (arch == 0 ? SAGEATTN_OK : SAGEATTN_E_UNSUPPORTED));
     if (arch != 0) CHECK(contains(error, "target_arch = 89"));
@@ -339,7 +458,7 @@ unsigned dependents_of(int32_t device, int number) {
   REQUIRE(sageattn_context_create(&context_desc, &context, nullptr) == SAGEATTN_OK);
   REQUIRE(sageattn_plan_create(context, &desc, &plan, nullptr) == SAGEATTN_OK);
   const int before = counts().launches;
-  CHECK(execute_one_token(plan).status == SAGEATTN_OK);
+  CHECK(OneToken(plan, device).execute().status == SAGEATTN_OK);
   CHECK(counts().launches - before == number);
   const unsigned dependents = counts().dependents;
   sageattn_plan_destroy(plan);
@@ -367,6 +486,134 @@ TEST_CASE("Execute: each kernel but the first may start early, where the device 
   CHECK(cuda::has_dependents(90, 12030));
   CHECK_FALSE(cuda::has_dependents(90, 12020));
   CHECK_FALSE(cuda::has_dependents(89, 13000));
+}
+
+TEST_CASE("Execute: memory that the device cannot access is refused by name, nothing is launched") {
+  const std::string nvrtc = fake_nvrtc();
+  for (const bool varlen : {false, true}) {
+    const PlanOwner plan = plan_one_token(fake_context(nvrtc), varlen);
+    const OneToken token(plan.get(), 0, varlen);
+    const Counts before = counts();
+    CHECK(token.execute().status == SAGEATTN_OK);
+    CHECK(counts().launches > before.launches);
+    CHECK(counts().pointer_queries - before.pointer_queries == (varlen ? 10 : 8));  // one for each
+
+    const struct {
+      MemoryKind kind;
+      int device;
+      const char* words;  // null: legal
+    } rows[] = {{kUnknown, 0, "device 0 can access; it is host memory"},
+                {kDevice, 1, "device 0 can access; it is on device 1"},
+                {kDisjoint, 0, "cuMemHostGetDevicePointer"},
+                {kPeer, 1, nullptr},
+                {kMapped, 1, nullptr},
+                {kPinned, 1, nullptr},
+                {kManaged, 1, nullptr}};
+    for (const OneToken::Field& field : token.fields()) {
+      for (const auto& [kind, device, words] : rows) {
+        OneToken::declare(field, kind, device);
+        const Counts old = counts();
+        const sageattn_error error = token.execute();
+        INFO(field.name << ", kind " << kind << ": " << error.message);
+        CHECK(error.status == (words == nullptr ? SAGEATTN_OK : SAGEATTN_E_INVALID_ARGUMENT));
+        if (words != nullptr) {
+          CHECK(
+              contains(error, (std::string("sageattn_execute: ") + field.name + " = 0x").c_str()));
+          CHECK(contains(error, words));
+        }
+        CHECK((counts().launches > old.launches) == (words == nullptr));
+        CHECK(counts().pops - old.pops == counts().pushes - old.pushes);
+        CHECK(token.untouched());
+      }
+      OneToken::declare(field, kDevice, 0);
+    }
+  }
+}
+
+TEST_CASE("Execute: memory that nothing touches may be anywhere") {
+  const std::string nvrtc = fake_nvrtc();
+  const PlanOwner plan = plan_one_token(fake_context(nvrtc));
+  OneToken token(plan.get());
+  for (const OneToken::Field& field : token.fields()) OneToken::declare(field, kUnknown, 0);
+  CHECK(token.execute().status == SAGEATTN_E_INVALID_ARGUMENT);
+  token.args.batch = 0;
+  CHECK(token.execute().status == SAGEATTN_OK);
+  token.args.batch = 1;
+  token.args.qo_len = 0;  // q, out and lse have no elements; k is named first
+  CHECK(contains(token.execute(), "k.data = 0x"));
+}
+
+TEST_CASE("Execute: a device that accesses all host memory takes any") {
+  const std::string nvrtc = fake_nvrtc();
+  const Setting devices("FAKE_CUDA_DEVICES", "32");
+  const Setting pageable("FAKE_CUDA_PAGEABLE", "1");
+  sageattn_context_desc desc = fake_context(nvrtc);
+  desc.device = 20;  // no other test opens it
+  const PlanOwner plan = plan_one_token(desc);
+  const OneToken token(plan.get(), 20);
+  const OneToken::Field q = token.fields()[0];
+  OneToken::declare(q, kUnknown, 0);
+  CHECK(token.execute().status == SAGEATTN_OK);
+  OneToken::declare(q, kDevice, 1);
+  CHECK(contains(token.execute(), "it is on device 1"));
+}
+
+TEST_CASE("Execute: a stream of another context is refused by name") {
+  const std::string nvrtc = fake_nvrtc();
+  const PlanOwner plan = plan_one_token(fake_context(nvrtc));
+  const OneToken token(plan.get());
+  const sageattn_error error = token.execute(reinterpret_cast<cuda::Stream>(uintptr_t{0xBAD}));
+  CHECK(error.status == SAGEATTN_E_INVALID_ARGUMENT);
+  INFO(error.message);
+  CHECK(contains(error, "sageattn_execute: stream = 0xbad: "));
+  CHECK(contains(error, "device 0"));
+}
+
+TEST_CASE("CPU backend: memory of a device is refused by name, what the host can read is not") {
+  cuda::driver();  // in the process from here on
+  sageattn_context_desc desc{};
+  desc.struct_size = sizeof desc;
+  desc.backend = SAGEATTN_BACKEND_CPU;
+  desc.num_threads = 1;
+  for (const bool varlen : {false, true}) {
+    const PlanOwner plan = plan_one_token(desc, varlen);
+    const OneToken token(plan.get(), 0, varlen);
+    for (const OneToken::Field& field : token.fields()) OneToken::declare(field, kUnknown, 0);
+    CHECK(token.execute().status == SAGEATTN_OK);
+    for (const OneToken::Field& field : token.fields()) {
+      for (const MemoryKind kind : {kDevice, kPeer, kMapped, kPinned, kManaged, kDisjoint}) {
+        OneToken::declare(field, kind, 1);
+        std::memset(token.args.out.data, 0, 128);
+        const sageattn_error error = token.execute();
+        INFO(field.name << ", kind " << kind << ": " << error.message);
+        const bool refused = kind == kDevice || kind == kPeer || kind == kMapped;
+        CHECK(error.status == (refused ? SAGEATTN_E_INVALID_ARGUMENT : SAGEATTN_OK));
+        if (!refused) continue;
+        CHECK(contains(error, (std::string(field.name) + " = 0x").c_str()));
+        CHECK(contains(error, "must be host memory; it is on CUDA device 1"));
+      }
+      OneToken::declare(field, kUnknown, 0);
+    }
+  }
+  const float values[2] = {1, 2};
+  sageattn_compare_args args{};
+  args.struct_size = sizeof args;
+  args.out_dtype = args.ref_dtype = SAGEATTN_F32;
+  args.batch = args.len = args.num_heads = args.head_dim = 1;
+  args.out.data = &values[0];
+  args.ref.data = &values[1];
+  sageattn_compare_result result{};
+  result.struct_size = sizeof result;
+  for (int i = 0; i < 2; ++i) {
+    declare_memory(&values[i], sizeof(float), kDevice, 0);
+    sageattn_error error{};
+    error.struct_size = sizeof error;
+    CHECK(sageattn_compare(&args, &result, &error) == SAGEATTN_E_INVALID_ARGUMENT);
+    CHECK(contains(error, i == 0 ? "out.data = 0x" : "ref.data = 0x"));
+    CHECK(result.count == 0);
+    declare_memory(&values[i], sizeof(float), kUnknown, 0);
+  }
+  CHECK(sageattn_compare(&args, &result, nullptr) == SAGEATTN_OK);
 }
 
 TEST_CASE("Plans: limits beyond a launch or a workspace are refused at once, launches counted") {

@@ -850,6 +850,50 @@ TEST_CASE("execute: strides") {
              });
 }
 
+TEST_CASE("execute: more elements than 64 bits count are refused, not wrapped around") {
+  const ContextPtr ctx = make_context();
+  for (const int32_t layout : {SAGEATTN_LAYOUT_NHD, SAGEATTN_LAYOUT_HND}) {
+    for (const int32_t mode : {SAGEATTN_BATCH_DENSE, SAGEATTN_BATCH_VARLEN}) {
+      const bool varlen = mode == SAGEATTN_BATCH_VARLEN;
+      sageattn_attn_desc desc = sized<sageattn_attn_desc>();
+      desc.qk_format = SAGEATTN_QK_NONE;  // a workspace that does not grow with the queries
+      desc.pv_format = SAGEATTN_PV_NONE;
+      desc.q_dtype = SAGEATTN_F32;
+      desc.layout = layout;
+      desc.batch_mode = mode;
+      desc.head_dim = 256;
+      desc.num_qo_heads = 65536;
+      desc.num_kv_heads = 1;
+      desc.max_batch = 1 << 24;
+      desc.max_qo_len = 1 << 30;
+      desc.max_kv_len = 1;
+      sageattn_plan* made = nullptr;
+      sageattn_error err = sized<sageattn_error>();
+      sageattn_plan_create(ctx.get(), &desc, &made, &err);
+      INFO(err.message);
+      REQUIRE(made != nullptr);
+      const PlanPtr plan(made);
+
+      float word = 0;
+      int32_t cu[2] = {0, 1};
+      sageattn_execute_args args = sized<sageattn_execute_args>();
+      args.batch = varlen ? 1 : 1 << 24;
+      args.q.data = args.k.data = args.v.data = &word;
+      args.out.data = &word;
+      if (varlen) {
+        args.total_qo = int64_t{1} << 54;
+        args.total_kv = 1;
+        args.cu_seqlens_q = args.cu_seqlens_kv = cu;
+      } else {
+        args.qo_len = 1 << 30;
+        args.kv_len = 1;
+      }
+      CHECK(sageattn_execute(plan.get(), &args, nullptr, 0, nullptr, &err) == kInvalid);
+      check_error(err, kInvalid, "sageattn_execute", {"q: ", "reach out of the address space"});
+    }
+  }
+}
+
 TEST_CASE("execute: overlaps") {
   check_rows(
       SAGEATTN_BATCH_DENSE,

@@ -17,6 +17,7 @@
 #include "src/core/select.h"
 #include "src/core/selftest.h"
 #include "src/core/validate.h"
+#include "src/cuda/pointers.h"
 #include "src/util/source_id.h"
 
 namespace sageattn {
@@ -286,7 +287,9 @@ int32_t sageattn_compare(const sageattn_compare_args* args, sageattn_compare_res
                          sageattn_error* err) {
   return guarded("sageattn_compare", err, [&] {
     struct_size_of(result, "result");
-    copy_out(compare(check_compare_args(copy_in(args, "args"))), result);
+    const Comparison comparison = check_compare_args(copy_in(args, "args"));
+    cuda::check_on_host(comparison.operands);
+    copy_out(compare(comparison), result);
   });
 }
 

@@ -3,6 +3,7 @@
 // past validation looks at the public structs again.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -46,6 +47,12 @@ struct Strides {
   int64_t batch, token, head, dim;
 };
 
+// Memory that an execute touches: the caller's name for it and its first element.
+struct Operand {
+  const char* field;
+  const void* data;  // null: nothing is touched
+};
+
 struct Launch {
   int32_t batch;
   int32_t qo_len, kv_len;      // DENSE
@@ -62,6 +69,7 @@ struct Launch {
   int32_t* status;                                                    // may be null
   void* workspace;
   size_t workspace_size;
+  std::array<Operand, 10> operands;
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

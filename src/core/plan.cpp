@@ -7,6 +7,7 @@
 #include "src/core/select.h"
 #include "src/core/validate.h"
 #include "src/cpu/backend.h"
+#include "src/cuda/pointers.h"
 
 namespace sageattn {
 namespace {
@@ -142,6 +143,7 @@ void Plan::execute(const sageattn_execute_args& args, void* workspace, size_t wo
     fail(SAGEATTN_E_INVALID_ARGUMENT, "stream = %p: must be NULL with the CPU backend",
          static_cast<void*>(stream));
   }
+  cuda::check_on_host(launch.operands);
   cpu::execute(spec_.config, launch, context_.pool());
 }
 

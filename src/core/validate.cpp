@@ -302,8 +302,10 @@ enum class Access { kRead, kWrite };
 Strides contiguous(const Shape& shape, int32_t layout) {
   const int64_t plane = shape.tokens * shape.channels;
   const int64_t row = shape.heads * shape.channels;
-  if (layout == SAGEATTN_LAYOUT_NHD) return {shape.tokens * row, row, shape.channels, 1};
-  return {shape.heads * plane, shape.channels, plane, 1};
+  // The limits of packed sequences keep a plane within 64 bits, not a whole tensor.
+  const int64_t batch = shape.batch == 1 ? 0 : shape.tokens * row;
+  if (layout == SAGEATTN_LAYOUT_NHD) return {batch, row, shape.channels, 1};
+  return {batch, shape.channels, plane, 1};
 }
 
 struct Tensor {
@@ -478,6 +480,10 @@ Region check_workspace(const WorkspaceNeed& need, const void* workspace, size_t 
   return array_region("workspace", workspace, 1, static_cast<int64_t>(size));
 }
 
+Operand operand(const char* field, const Region& region, const void* data) {
+  return {field, region.empty() ? nullptr : data};
+}
+
 // Whatever is written overlaps nothing else.
 void check_aliasing(const Region* written, size_t num_written, const Region* read,
                     size_t num_read) {
@@ -619,6 +625,18 @@ Launch check_execute_args(const PlanConfig& plan, const WorkspaceNeed& need,
   launch.status = args.status;
   launch.workspace = workspace;
   launch.workspace_size = workspace_size;
+  if (args.batch > 0) {
+    launch.operands = {operand("q.data", q.region, args.q.data),
+                       operand("k.data", k.region, args.k.data),
+                       operand("v.data", v.region, args.v.data),
+                       operand("out.data", out.region, args.out.data),
+                       operand("lse.data", lse.region, args.lse.data),
+                       {"cu_seqlens_q", args.cu_seqlens_q},
+                       {"cu_seqlens_kv", args.cu_seqlens_kv},
+                       {"seqused_kv", args.seqused_kv},
+                       {"status", args.status},
+                       {"workspace", need.bytes > 0 ? workspace : nullptr}};
+  }
   return launch;
 }
 
@@ -634,9 +652,15 @@ Comparison check_compare_args(const sageattn_compare_args& args) {
     fail(SAGEATTN_E_INVALID_ARGUMENT,
          "len = %d: batch * len * num_heads * head_dim must be below 2^63", args.len);
   }
+  const Tensor out =
+      check_tensor("out", args.out, args.out_dtype, shape, args.layout, Access::kRead);
+  const Tensor ref =
+      check_tensor("ref", args.ref, args.ref_dtype, shape, args.layout, Access::kRead);
   return {args,
-          check_tensor("out", args.out, args.out_dtype, shape, args.layout, Access::kRead).strides,
-          check_tensor("ref", args.ref, args.ref_dtype, shape, args.layout, Access::kRead).strides};
+          out.strides,
+          ref.strides,
+          {operand("out.data", out.region, args.out.data),
+           operand("ref.data", ref.region, args.ref.data)}};
 }
 
 }  // namespace sageattn

@@ -2,6 +2,7 @@
 // fails with the field, its value and the limit. Structs arrive copied in (src/api/structs.h).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -28,6 +29,7 @@ Launch check_execute_args(const PlanConfig& plan, const WorkspaceNeed& need,
 struct Comparison {
   sageattn_compare_args args;
   Strides out_strides, ref_strides;
+  std::array<Operand, 2> operands;
 };
 
 Comparison check_compare_args(const sageattn_compare_args& args);

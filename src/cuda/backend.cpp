@@ -5,6 +5,7 @@
 
 #include "include/sageattn.h"
 #include "src/cuda/module.h"
+#include "src/cuda/pointers.h"
 
 namespace sageattn::cuda {
 namespace {
@@ -140,8 +141,14 @@ void Program::launch(const PlanConfig& plan, const Launch& launch, Stream stream
       first_ = false;
       void* parameters[] = {const_cast<void*>(params)};  // the driver copies them
       if (observer_ != nullptr) observer_->before(loaded.name, blocks);
-      check(api_, api_.LaunchKernelEx(&config, loaded.function, parameters, nullptr),
-            "cuLaunchKernelEx(%s, %lld blocks)", loaded.name.c_str(),
+      const Result result = api_.LaunchKernelEx(&config, loaded.function, parameters, nullptr);
+      if (result == kErrorInvalidHandle) {  // the function is ours
+        fail(SAGEATTN_E_INVALID_ARGUMENT,
+             "stream = %p: must be a stream of the primary context of device %d, which the plan is "
+             "for",
+             static_cast<void*>(stream_), program_.target_.device->ordinal);
+      }
+      check(api_, result, "cuLaunchKernelEx(%s, %lld blocks)", loaded.name.c_str(),
             static_cast<long long>(blocks));
       if (observer_ != nullptr) observer_->after();
     }
@@ -156,6 +163,7 @@ void Program::launch(const PlanConfig& plan, const Launch& launch, Stream stream
   };
 
   const CurrentContext current(driver(), *target_.device);
+  check_on_device(driver(), *target_.device, launch.operands);
   Enqueue enqueue(*this, stream, observer);
   enumerate_launches(plan, launch, enqueue);
 }

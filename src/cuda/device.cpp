@@ -42,6 +42,7 @@ DeviceInfo open(const Driver& driver, int32_t ordinal) {
   }
   info.multiprocessors = attribute(driver, kDeviceMultiprocessorCount, info.handle);
   info.max_shared_bytes = attribute(driver, kDeviceMaxSharedMemoryOptin, info.handle);
+  info.pageable_memory = attribute(driver, kDevicePageableMemoryAccess, info.handle) != 0;
   check(driver, driver.DevicePrimaryCtxRetain(&info.context, info.handle),
         "cuDevicePrimaryCtxRetain(%d)", ordinal);
   return info;

@@ -34,6 +34,7 @@ struct DeviceInfo {
   ArchChoice choice;
   int32_t multiprocessors;
   int32_t max_shared_bytes;  // a block can have, opted in
+  bool pageable_memory;      // kernels can access any host memory
 };
 
 // The device of an ordinal, opened by the first call for it. Fails with E_NO_DEVICE (no driver, no

@@ -5,6 +5,7 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 #include <type_traits>
 
 #include "include/sageattn.h"
@@ -140,6 +141,19 @@ const Driver& driver() {
   }();
   if (loaded.error.status != SAGEATTN_OK) throw loaded.error;
   return loaded.driver;
+}
+
+PointerGetAttributes find_loaded_pointer_query() {
+  // dlopen with RTLD_NOLOAD alone would search the disk.
+  const auto is_driver = [](dl_phdr_info* info, size_t, void*) {
+    return std::strstr(info->dlpi_name, "libcuda.so") != nullptr ? 1 : 0;
+  };
+  if (dl_iterate_phdr(is_driver, nullptr) == 0) return nullptr;
+  void* const handle = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+  if (handle == nullptr) return nullptr;
+  const Resolver resolver(handle);
+  if (!resolver.usable()) return nullptr;
+  return reinterpret_cast<PointerGetAttributes>(resolver.find("cuPointerGetAttributes", 7000));
 }
 
 void check(const Driver& driver, Result result, const char* call, ...) {

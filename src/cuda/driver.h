@@ -20,6 +20,7 @@ using Result = int;  // an enumeration in cuda.h, as are the attributes
 using Device = int;
 using DeviceAttribute = int;
 using FunctionAttribute = int;
+using PointerAttribute = int;
 using DevicePointer = unsigned long long;
 using Context = CUctx_st*;
 using Module = CUmod_st*;
@@ -33,6 +34,7 @@ inline constexpr Result kSuccess = 0;
 inline constexpr Result kErrorOutOfMemory = 2;
 inline constexpr Result kErrorInvalidImage = 200;
 inline constexpr Result kErrorNoBinaryForGpu = 209;
+inline constexpr Result kErrorInvalidHandle = 400;
 inline constexpr Result kErrorSystemDriverMismatch = 803;
 inline constexpr Result kErrorCompatNotSupported = 804;
 
@@ -41,6 +43,7 @@ inline constexpr DeviceAttribute kDeviceMultiprocessorCount = 16;
 inline constexpr DeviceAttribute kDeviceL2CacheSize = 38;
 inline constexpr DeviceAttribute kDeviceMajor = 75;
 inline constexpr DeviceAttribute kDeviceMinor = 76;
+inline constexpr DeviceAttribute kDevicePageableMemoryAccess = 88;
 inline constexpr DeviceAttribute kDeviceMaxSharedMemoryOptin = 97;
 
 inline constexpr FunctionAttribute kFunctionMaxThreads = 0;
@@ -49,9 +52,17 @@ inline constexpr FunctionAttribute kFunctionLocalSize = 3;
 inline constexpr FunctionAttribute kFunctionRegisters = 4;
 inline constexpr FunctionAttribute kFunctionMaxDynamicShared = 8;
 
+inline constexpr PointerAttribute kPointerMemoryType = 2;
+inline constexpr PointerAttribute kPointerDevicePointer = 3;
+inline constexpr PointerAttribute kPointerHostPointer = 4;
+inline constexpr PointerAttribute kPointerDeviceOrdinal = 9;
+inline constexpr PointerAttribute kPointerAccessFlags = 16;
+inline constexpr unsigned kMemoryTypeDevice = 2;
+
 // For cuGetProcAddress: a null stream is the legacy default stream, whatever the caller was compiled
 // for.
 inline constexpr uint64_t kLegacyStream = 1;
+inline constexpr unsigned kMemAttachGlobal = 1;
 inline constexpr int kCaptureModeThreadLocal = 1;
 inline constexpr unsigned kStreamNonBlocking = 1;
 
@@ -93,6 +104,11 @@ Driver load_driver(const char* library);
 
 // libcuda.so.1, loaded by the first call; what failed then fails again.
 const Driver& driver();
+
+// cuPointerGetAttributes of a libcuda.so.1 that is in the process, initialised or not, else null. Loads
+// nothing and looks for nothing on disk.
+using PointerGetAttributes = decltype(Driver::PointerGetAttributes);
+PointerGetAttributes find_loaded_pointer_query();
 
 // Fails with E_CUDA (E_OUT_OF_MEMORY for want of memory), quoting the driver, unless the call
 // succeeded. `call` says what was tried, e.g. "cuModuleLoadData(attn_sm80)".

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 
@@ -363,6 +365,122 @@ std::string check_hostile(const Gpu& gpu, const Numerics& numerics) {
   return {};
 }
 
+// Memory of the host that the device can access too.
+class SharedMemory {
+ public:
+  SharedMemory(const cuda::Driver& api, size_t bytes, bool managed) : api_(api), managed_(managed) {
+    cuda::check(api,
+                managed ? api.MemAllocManaged(&pointer_, bytes, cuda::kMemAttachGlobal)
+                        : api.MemHostAlloc(&host_, bytes, 0),
+                managed ? "cuMemAllocManaged" : "cuMemHostAlloc");
+    if (managed) host_ = reinterpret_cast<void*>(pointer_);  // NOLINT(performance-no-int-to-ptr)
+  }
+  ~SharedMemory() { managed_ ? api_.MemFree(pointer_) : api_.MemFreeHost(host_); }
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+
+  unsigned char* data() const { return static_cast<unsigned char*>(host_); }
+
+ private:
+  const cuda::Driver& api_;
+  bool managed_;
+  cuda::DevicePointer pointer_ = 0;
+  void* host_ = nullptr;
+};
+
+// A stream of a context that is not the primary one.
+class ForeignStream {
+ public:
+  ForeignStream(const cuda::Driver& api, const cuda::DeviceInfo& device) : api_(api) {
+    cuda::check(api, api.CtxCreate(&context_, 0, device.handle), "cuCtxCreate");
+    stream_.emplace(api);
+    cuda::Context popped = nullptr;
+    api.CtxPopCurrent(&popped);
+  }
+  ~ForeignStream() {
+    stream_.reset();
+    api_.CtxDestroy(context_);
+  }
+  ForeignStream(const ForeignStream&) = delete;
+  ForeignStream& operator=(const ForeignStream&) = delete;
+
+  cuda::Stream get() const { return stream_->get(); }
+
+ private:
+  const cuda::Driver& api_;
+  cuda::Context context_ = nullptr;
+  std::optional<cuda::StreamOwner> stream_;
+};
+
+// What is out of reach is named; what the device reaches outside its own memory gives the same bits.
+std::string check_foreign_memory(const Gpu& gpu, const Numerics& numerics) {
+  const Problem p = medium_problem(SAGEATTN_BATCH_VARLEN);
+  const PlanResult plan = must_plan(gpu, p, numerics);
+  Buffers buffers = make_buffers(p, make_data(p));
+  const Outcome want = must_run(gpu, p, buffers, plan);
+  const cuda::CurrentContext current(gpu.api, gpu.device);
+  DeviceCase on_device(gpu, p, buffers, plan.info);
+  sageattn_error error = {};
+  error.struct_size = sizeof error;
+  // What is wrong, or nothing. During the call no context is current, as in a new thread.
+  const auto run = [&](const sageattn_plan* of, const sageattn_execute_args& args, void* workspace,
+                       size_t size, cuda::Stream stream, const char* refused) -> std::string {
+    cuda::Context popped = nullptr;
+    gpu.api.CtxPopCurrent(&popped);
+    const int32_t status = sageattn_execute(of, &args, workspace, size, stream, &error);
+    gpu.api.CtxPushCurrent(popped);
+    Outcome outcome;
+    cuda::check(gpu.api, gpu.api.StreamSynchronize(nullptr), "cuStreamSynchronize");
+    on_device.collect(outcome);
+    on_device.clear_outputs();
+    if (refused == nullptr) {
+      if (status != SAGEATTN_OK) return error.message;
+      return outcome.out == want.out ? "" : "other bits";
+    }
+    if (status != SAGEATTN_E_INVALID_ARGUMENT ||
+        std::string(error.message).find(refused) == std::string::npos) {
+      return std::string("not refused with '") + refused + "': " + error.message;
+    }
+    return outcome.out == buffers.out.image ? "" : "a refused call wrote to out";
+  };
+  const auto run_on_device = [&](const sageattn_execute_args& args, cuda::Stream stream,
+                                 const char* refused) {
+    return run(plan.plan.get(), args, on_device.workspace(), on_device.workspace_size(), stream,
+               refused);
+  };
+  const sageattn_execute_args on_host = make_args(p, buffers, addresses_of(buffers));
+  const auto offset = static_cast<const unsigned char*>(on_host.q.data) - buffers.q.image.data();
+  const auto with_q = [&](unsigned char* image) {
+    sageattn_execute_args args = on_device.args();
+    args.q.data = image + offset;
+    return args;
+  };
+
+  const char* const refused = gpu.device.pageable_memory ? nullptr : "q.data = 0x";
+  std::string wrong = run_on_device(with_q(buffers.q.image.data()), nullptr, refused);
+  if (!wrong.empty()) return "host memory: " + wrong;
+  for (const bool managed : {false, true}) {
+    const SharedMemory memory(gpu.api, buffers.q.image.size(), managed);
+    std::memcpy(memory.data(), buffers.q.image.data(), buffers.q.image.size());
+    wrong = run_on_device(with_q(memory.data()), nullptr, nullptr);
+    if (!wrong.empty()) return (managed ? "managed memory: " : "pinned memory: ") + wrong;
+  }
+  const ForeignStream stream(gpu.api, gpu.device);
+  wrong = run_on_device(on_device.args(), stream.get(), "stream = 0x");
+  if (!wrong.empty()) return "stream of another context: " + wrong;
+
+  const PlanResult cpu_plan =
+      make_plan(shared_context(plan.info.arch, 1), p, same_numerics(numerics, plan.info));
+  if (cpu_plan.status != SAGEATTN_OK) return "CPU backend: " + cpu_plan.message;
+  const auto alignment = static_cast<size_t>(cpu_plan.info.workspace_alignment);
+  std::vector<unsigned char> arena(static_cast<size_t>(cpu_plan.info.min_workspace) + alignment);
+  void* workspace = arena.data();
+  size_t room = arena.size();
+  std::align(alignment, static_cast<size_t>(cpu_plan.info.min_workspace), workspace, room);
+  wrong = run(cpu_plan.plan.get(), on_device.args(), workspace, room, nullptr, "q.data = 0x");
+  return wrong.empty() ? wrong : "device memory and the CPU backend: " + wrong;
+}
+
 }  // namespace
 
 std::vector<NamedCheck> first_checks() {
@@ -379,6 +497,7 @@ std::vector<NamedCheck> general_checks() {
           {"eight threads", check_threads},
           {"two streams", check_streams},
           {"current context", check_current_context},
+          {"foreign memory", check_foreign_memory},
           {"NaN and Inf", check_nonfinite},
           {"hostile lengths", check_hostile}};
 }
