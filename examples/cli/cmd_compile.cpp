@@ -279,9 +279,14 @@ int32_t parse_number(const std::string& flag, const std::string& text) {
 }
 
 int32_t parse_arch(const std::string& flag, const std::string& text) {
-  const int32_t arch = parse_number(flag, text);
+  // As people write them, too: sm_90, sm_90a. The kernels of 90 are those of sm_90a where there are any.
+  std::string digits = text.starts_with("sm_") ? text.substr(3) : text;
+  if (digits.ends_with('a')) digits.pop_back();
+  int32_t arch = 0;
   // To the library 0 is whatever the machine's GPU has, which is nothing to name a file after.
-  if (arch == 0) throw CLI::ValidationError(flag, "0 is no architecture");
+  if (!CLI::detail::lexical_cast(digits, arch) || arch == 0) {
+    throw CLI::ValidationError(flag, "'" + text + "' is none of 80, 86, 89, 90, 120");
+  }
   return arch;
 }
 

@@ -4,7 +4,10 @@ file(GLOB documents "${CPACK_TEMPORARY_DIRECTORY}/*/usr/share/doc/*/changelog*")
 file(GLOB manuals "${CPACK_TEMPORARY_DIRECTORY}/*/usr/share/man/*/*.1")
 execute_process(COMMAND gzip -9n ${documents} ${manuals} COMMAND_ERROR_IS_FATAL ANY)
 
-find_program(dpkg_shlibdeps dpkg-shlibdeps REQUIRED)
+find_program(dpkg_shlibdeps dpkg-shlibdeps)
+if(NOT dpkg_shlibdeps)
+  message(FATAL_ERROR "dpkg-shlibdeps is missing: install dpkg-dev")
+endif()
 set(scratch "${CPACK_TEMPORARY_DIRECTORY}/../shlibdeps")
 file(WRITE "${scratch}/debian/control" "") # which it wants to see
 foreach(package IN ITEMS libsageattn0 sageattn-tools)

@@ -84,8 +84,9 @@ def _load() -> c.CDLL:
             raise ImportError(f"{path} ({why}) is version {found}; this package is for "
                               f"{_abi.VERSION[0]}.{_abi.VERSION[1]}.x")
         return loaded
-    raise ImportError(f"{SONAME} was not found; set SAGEATTN_LIBRARY to its path. Tried:\n  "
-                      + "\n  ".join(tried))
+    advice = ("SAGEATTN_LIBRARY does not name one that can be loaded" if os.environ.get("SAGEATTN_LIBRARY")
+              else "set SAGEATTN_LIBRARY to its path")
+    raise ImportError(f"{SONAME} was not found; {advice}. Tried:\n  " + "\n  ".join(tried))
 
 
 def library() -> c.CDLL:

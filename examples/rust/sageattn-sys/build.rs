@@ -13,7 +13,11 @@ fn main() {
     }
     if let Some(folder) = env::var("SAGEATTN_LIB_DIR").ok().or_else(pkg_config) {
         let library = Path::new(&folder).join("libsageattn.so");
-        assert!(library.exists(), "{} does not exist: see SAGEATTN_LIB_DIR", library.display());
+        assert!(
+            library.exists(),
+            "{} does not exist: SAGEATTN_LIB_DIR, or else pkg-config, says that it does",
+            library.display()
+        );
         println!("cargo:rustc-link-search=native={folder}");
     }
     println!("cargo:rustc-link-lib=dylib=sageattn");
