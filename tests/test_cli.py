@@ -842,6 +842,10 @@ class Compile(CliTest):
                 self.assertIn(flag, stderr)
                 self.assertFalse(os.path.exists(self.path("none")))
         self.call("compile", "--arch=75", code=LIBRARY)
+        _, stderr = self.call("compile", "--arch=sm_75a", code=LIBRARY)  # as people write them
+        self.assertIn("target_arch = 75", stderr)
+        _, stderr = self.call("compile", "--arch=90b", code=USAGE)
+        self.assertIn("'90b' is none of 80, 86, 89, 90, 120", stderr)
         self.write("file", b"")
         self.call("compile", "--arch=80", "--out=file/below", code=FILE)
         with unittest.mock.patch.dict(os.environ, SAGEATTN_NVRTC=self.path("none")):
