@@ -122,8 +122,8 @@ def check_rust(folder, header, library, build):
 
 def check_go(folder, header, library, build):
     found = run_layout("go", ["go", "run", "./cmd/layout"], folder,
-                       {"CGO_CFLAGS": "-I" + os.path.join(check_abi.ROOT, "include"),
-                        "CGO_LDFLAGS": f"-L{library} -lsageattn", "LD_LIBRARY_PATH": library,
+                       {"CGO_CFLAGS": f'"-I{os.path.join(check_abi.ROOT, "include")}"',
+                        "CGO_LDFLAGS": f'"-L{library}" -lsageattn', "LD_LIBRARY_PATH": library,
                         "GOCACHE": os.path.join(build, "go"), "GOPROXY": "off"})
     return compare("go", header, found)
 

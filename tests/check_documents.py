@@ -308,7 +308,7 @@ class Runner:
         version = re.search(r"^go\s+\S+", text, re.MULTILINE).group(0)
         folder = self.folder("go " + block.name())
         self.write(folder, "go.mod", f"module documents\n\n{version}\n\nrequire {module} v0.0.0\n\n"
-                                     f"replace {module} => {binding}\n")
+                                     f'replace {module} => "{binding}"\n')
         self.write(folder, "main.go", block.text)
         run(["go", "run", "."], folder, self.environment)
 
